@@ -1,10 +1,12 @@
-"""A stand-in for the measuring process. It answers at once, so that a whole run takes milliseconds."""
+"""Stand-ins for the measuring process, which answers at once, and for who watches a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from attnbench.harness.runner import Watcher
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
@@ -54,6 +56,29 @@ class Instant:
 
     def stop(self) -> None:
         pass
+
+
+class Listening(Watcher):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.numbers: tuple[int, ...] = ()
+        """Cells, visits ahead, and cells that were measured before."""
+        self.parts: list[str] = []
+        self.rows: list[Record] = []
+        self.warnings: list[str] = []
+
+    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
+        self.numbers = cells, visits, resumed
+
+    def doing(self, cell: Cell, part: str) -> None:
+        self.parts.append(part)
+
+    def visited(self, record: Record) -> None:
+        self.rows.append(record)
+
+    def warned(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def timed(cell: Cell, round_: int, seconds: Sequence[float], **columns: Any) -> dict[str, Any]:

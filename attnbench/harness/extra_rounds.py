@@ -10,6 +10,7 @@ from typing import Any, cast
 from attnbench.errors import UsageError
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.repeat import time_limits_of
 from attnbench.harness.run_identity import identity
 from attnbench.harness.runner import Watcher, go_on
 from attnbench.harness.trial import load_all
@@ -30,13 +31,12 @@ def more_rounds(
     rounds: int,
     *,
     plugins: Sequence[str] = (),
-    cell_timeout: float = 60.0,
     watcher: Watcher | None = None,
 ) -> None:
     """Visit each of ``cells``, by id, ``rounds`` times more, for as long as each earlier visit took.
 
     Each round has a fresh process and the reversed order of an earlier one, that of the last one first. The worker uses
-    the libraries and limits with which the run began.
+    the libraries, rates and time limits with which the run began.
 
     Raises UsageError if the run cannot go on here, StoreError and its kinds or CorruptResults for its folder.
     """
@@ -50,27 +50,25 @@ def more_rounds(
     for doubt in folder.doubts():
         raise UsageError(doubt)
     load_all(plugins)
-    plan = _plan(folder, environment, TimingRules(**rules), plugins, cell_timeout)
+    plan = _plan(folder, environment, TimingRules(**rules), plugins)
     visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
     plan = replace(plan, only=frozenset(cells), mirror=visited, rules=_stretched(plan.rules, visited + rounds))
     with Worker(plan.settings) as worker:
-        worker.state = _known(environment)
+        worker.state = cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
         here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
         _refuse_others(path, environment, identity(plan, here))
         go_on(plan, folder, worker, watcher)
 
 
-def _plan(
-    folder: RunFolder, environment: Mapping[str, Any], rules: TimingRules, plugins: Sequence[str], cell_timeout: float
-) -> Plan:
+def _plan(folder: RunFolder, environment: Mapping[str, Any], rules: TimingRules, plugins: Sequence[str]) -> Plan:
     options = Options(
         device=environment["environment"]["device"],
         plugins=tuple(plugins),
         threads=environment["threads"],
         process=environment["process"],
         memory_limit=environment.get("memory_limit_bytes"),
-        cell_timeout=cell_timeout,
         quick=rules.quick,
+        **time_limits_of(environment),
     )
     return replace(make_plan(folder.path / SUITE, options), rules=rules)
 
@@ -89,13 +87,6 @@ def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
     )
 
 
-def _known(environment: Mapping[str, Any]) -> Ready:
-    return cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
-
-
 def _refuse_others(path: Path, environment: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    differ = [name for name in _SAME if environment.get(name) != facts[name]]
-    if differ:
-        raise UsageError(
-            f"{path}: cannot go on here, with other {', '.join(differ)}; measure it again, without --confirm"
-        )
+    if differ := ", ".join(name for name in _SAME if environment.get(name) != facts[name]):
+        raise UsageError(f"{path}: cannot go on here, with other {differ}; measure it again, without --confirm")

@@ -19,6 +19,7 @@ from attnbench.contract.inputs import draw_sizes
 from attnbench.contract.task import Examples, Form
 from attnbench.errors import AttnbenchError
 from attnbench.harness.inside.call import Trained, first_examples, prepare
+from attnbench.harness.outside.trainers import at_once
 from attnbench.harness.plan import Plan
 from attnbench.harness.wire.outcome import status_of
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
@@ -72,8 +73,9 @@ class Duration:
 
 
 def duration(plan: Plan) -> Duration:
-    """The time of a run if first visits last as long as in earlier runs, and later ones no longer."""
-    visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells}
+    """The time of a run if first visits and trainings last as long as in earlier runs, and later visits no longer."""
+    once = {cell.whole_training: cell for cell in plan.cells}.values()
+    visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in once}
     least = 0.0 if plan.rules.quick else plan.rules.min_time * sum("time" in cell.measure for cell in plan.cells)
     if plan.settings.device not in devices():
         return Duration(None, least, f"how long is unknown: this machine has no {plan.settings.device}")
@@ -81,11 +83,13 @@ def duration(plan: Plan) -> Duration:
     for folder in find_runs(plan.options.out / plan.suite.name):
         with suppress(AttnbenchError, OSError, ValueError):
             rows = [row for row in folder.records().values() if row.machine_id == here]
+            # Several trainings run at once, and their rows come as they end.
+            known |= {row.cell_id: row.train_s / at_once(plan.settings) for row in rows if row.train_s is not None}
             for row, after in pairwise(rows):
                 took = (
                     datetime.fromisoformat(after.started_at) - datetime.fromisoformat(row.started_at)
                 ).total_seconds()
-                if 0 <= took <= plan.options.cell_timeout or row.steps:
+                if 0 <= took <= plan.options.cell_timeout and row.steps is None:
                     known[row.cell_id] = took
     if not known:
         return Duration(None, least, f"how long is unknown: no earlier run of {plan.suite.name} on this machine")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from attnbench.contract.plugins.discovery import file_of
 from attnbench.contract.plugins.foreign import home_of
@@ -17,6 +18,9 @@ from attnbench.results.store import RECORDS, SUITE, RunFolder
 
 COMMAND = "command"
 """Fact of a run: the command to type in its folder."""
+_TIME_LIMITS = ("cell_timeout", "first_call_timeout")
+_TOLD = ("select", "shard", *_TIME_LIMITS, "memory_limit", "min_time", "rounds", "process")
+"""Fields of :class:`Options` that a command states if they are not the usual ones."""
 _MOST_BYTES = 2**26
 """A larger file is not kept, only its digest."""
 
@@ -25,17 +29,21 @@ def command_of(plan: Plan) -> str:
     """The command that measures the same again in the run's folder; its suite has the overridden axes."""
     options, usual, settings = plan.options, Options(), plan.settings
     words = ["attnbench", "run", SUITE, "--device", settings.device, "--threads", str(settings.threads)]
-    for name, option in (("select", "-k"), ("shard", "--shard"), ("cell_timeout", "--cell-timeout")):
+    for name in _TOLD:
         if (value := getattr(options, name)) != getattr(usual, name):
-            words += [option, str(value)]
-    for name in ("first_call_timeout", "memory_limit", "min_time", "rounds", "process"):
-        if (value := getattr(options, name)) != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += ["-k" if name == "select" else f"--{name.replace('_', '-')}", str(value)]
     words += ["--beside", options.beside.path] if options.beside else []
     words += [f"--{name}" for name in ("quick", "unchecked") if getattr(options, name)]
     for source, kept in zip(options.plugins, _kept(options.plugins), strict=True):
         words += ["--plugin", source if kept is None else source.replace(file_of(source), f"{SOURCES}/{kept}", 1)]
     return shlex.join(words)
+
+
+def time_limits_of(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`Options` for time limits, as far as the command of a run sets them."""
+    words = shlex.split(str(environment.get(COMMAND, "")))
+    options = ((name, f"--{name.replace('_', '-')}") for name in _TIME_LIMITS)
+    return {name: float(words[words.index(option) + 1]) for name, option in options if option in words}
 
 
 def _kept(plugins: Iterable[str]) -> Iterator[Path | None]:

@@ -52,18 +52,19 @@ class Rows:
         if known is None:
             known = stored_rows(plan, folder, self.notes.append), folder.samples()
         self.records, self.samples = known
-        self._stopped: dict[tuple[object, ...], tuple[int, Status]] = {}
-        """The shortest length that ran out of memory or time, and of which, by family."""
+        self._stopped: dict[tuple[object, ...], list[tuple[int, int, Status]]] = {}
+        """Queries and keys that ran out of memory or time, and of which, by family."""
         if plan.options.retry_failed:
             kept = _AS_BEFORE if plan.options.joins else (Status.OK,)
             ok = (record for record in self.records.values() if record.status in kept)
             self.records = {record.cell_id: without_lost_rounds(record) for record in ok}
+        again = {k for k, r in self.records.items() if r.status in UNFINISHED}
         for first, limit in ((False, plan.options.cell_timeout), (True, plan.options.first_call_timeout)):
             timeouts = {k: r.reason for k, r in self.records.items() if r.status is Status.TIMEOUT}
             late = {k: why for k, why in timeouts.items() if (FIRST_CALL in why) is first}
             if any(float(one) < limit for why in late.values() for one in _LATE.findall(why)):
-                self.forget(cell for cell in plan.cells if cell.cell_id in late)
-        self.records = {k: r for k, r in self.records.items() if r.status not in UNFINISHED}
+                again |= late.keys()
+        self.forget(cell for cell in plan.cells if cell.cell_id in again and plan.visits(cell))
         for cell in plan.cells:
             if cell.cell_id in self.records:
                 self._note_failure(cell, self.records[cell.cell_id])
@@ -73,19 +74,21 @@ class Rows:
         return [self.records[cell.cell_id] for cell in self.plan.cells if cell.cell_id in self.records]
 
     def due(self, round_: int, cells: Iterable[Cell] | None = None) -> list[Cell]:
-        """Cells of the plan, or of ``cells``, for this round, unless an earlier one failed."""
+        """Cells of the plan, or of ``cells``, for this round, unless an earlier one failed.
+
+        A cell that waited for a core until its time limit has no round yet: only its first round measures all else.
+        """
         due = []
         for cell in self.plan.cells if cells is None else cells:
             record = self.records.get(cell.cell_id)
             if cell.training is not None or not self.plan.visits(cell):
                 continue
-            if round_ == 0:
-                if record is None:
-                    due.append(cell)
-            elif "time" in cell.measure and (
-                record is None
-                or (record.status in _TIMED and (record.time_rounds or 0) <= round_ and not has_lost_round(record))
-            ):
+            if record is None:
+                wanted = round_ == 0 or "time" in cell.measure
+            else:
+                wanted = 0 < (record.time_rounds or 0) <= round_
+                wanted = wanted and record.status in _TIMED and not has_lost_round(record)
+            if wanted:
                 due.append(cell)
         return due
 
@@ -96,19 +99,15 @@ class Rows:
             self.samples.pop(cell.cell_id, None)
 
     def disturbed(self) -> list[Cell]:
-        """Cells of the plan without a time because they waited for a core."""
-        among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells)
+        """Visited cells of the plan without a time because they waited for a core."""
+        among = ((cell, self.records.get(cell.cell_id)) for cell in self.plan.cells if self.plan.visits(cell))
         return [cell for cell, record in among if record is not None and record.status is Status.DISTURBED]
 
-    def is_over(self, cell: Cell, round_: int) -> bool:
-        """True if an earlier round has not measured the cell, so that this one skips it."""
-        previous = self.records.get(cell.cell_id)
-        return round_ > 0 and (previous is None or previous.status not in _TIMED)
-
     def known(self, cell: Cell) -> Record | None:
-        """The row of an untried cell, if a shorter length of the same thing ran out of memory or time."""
-        n, status = self._stopped.get(family(cell), (cell.shape.N, Status.OK))
-        return inferred(cell, n, status, quick=self.plan.rules.quick) if n < cell.shape.N else None
+        """The row of an untried cell, if the same thing of fewer queries and no more keys ran out of memory or time."""
+        N, M, quick = cell.shape.N, cell.shape.M, self.plan.rules.quick
+        shorter = [(n, status) for n, m, status in self._stopped.get(family(cell), ()) if n < N and m <= M]
+        return inferred(cell, *min(shorter), quick=quick) if shorter else None
 
     def request(self, cell: Cell, round_: int) -> VisitCell:
         """The request of this round to the worker."""
@@ -141,9 +140,7 @@ class Rows:
 
     def _note_failure(self, cell: Cell, record: Record) -> None:
         if record.status in STOPPING and FIRST_CALL not in record.reason:
-            known = self._stopped.get(family(cell))
-            if known is None or known[0] > cell.shape.N:
-                self._stopped[family(cell)] = (cell.shape.N, record.status)
+            self._stopped.setdefault(family(cell), []).append((cell.shape.N, cell.shape.M, record.status))
 
     def trainings(self, cells: Iterable[Cell] | None = None) -> list[Cell]:
         """Trained cells of the plan, or of ``cells``, lowest seed first."""

@@ -278,8 +278,6 @@ class Run:
         return self.visitor.train(worker, request, tell)
 
     def _visit(self, cell: Cell, round_: int) -> None:
-        if self.rows.is_over(cell, round_):
-            return
         self.watcher.visiting(cell)
         started = now()
         known = self.rows.known(cell) if round_ == 0 else None

@@ -184,6 +184,8 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
             grads = gradients_along(module(*leaves), leaves, direction.to(asked.device))
     except Exception as error:  # a kernel without a backward pass, say
         return replace(found, note=f"own error: no gradients: {_words(error)}")
+    if not all(x.isfinite().all() for x in grads):
+        return replace(found, note="own error: the gradients hold NaN or infinity")
     return replace(found, grad=_worst([x.to(there) for x in grads], wanted))
 
 

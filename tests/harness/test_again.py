@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from attnbench.harness import runner
 from attnbench.harness.extra_rounds import more_rounds
 from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.repeat import time_limits_of
+from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.results.read import read_results
 from attnbench.results.record import HELD
-from attnbench.results.store import SUITE, RunFolder
+from attnbench.results.store import SUITE, TABLE, RunFolder
+from attnbench.results.table import read_table
 from attnbench.suite.cell import Cell
 from tests.instant import Instant, timed
 
@@ -27,6 +31,8 @@ class Worker(Instant):
     """``seconds`` is what every call takes."""
 
     seconds = 1.0
+    limit = 0.0
+    """Seconds for the last answer."""
     asked: list[tuple[str, int, TimingRules]]
 
     def __init__(self, settings: object = None) -> None:
@@ -37,6 +43,10 @@ class Worker(Instant):
     def start(self) -> dict[str, Any]:
         products = {"float32_products": "default", "window_products": "default"}
         return super().start() | {"environment": MACHINE, **products}
+
+    def ask(self, request: dict[str, Any], timeout: float, **how: Any) -> dict[str, Any]:
+        Worker.limit = timeout
+        return super().ask(request, timeout, **how)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
@@ -83,6 +93,39 @@ def test_only_the_named_cells_get_more_rounds_in_the_same_folder(tmp_path: Path)
     }
     table = read_results(path, warn=pytest.fail)
     assert sorted(table["time_rounds"]) == [2, 2, 2, 5]
+
+
+@pytest.mark.usefixtures("instant")
+def test_rows_of_other_cells_stay_in_the_table_whatever_their_outcome(tmp_path: Path) -> None:
+    path = measured(tmp_path)
+    folder = RunFolder(path)
+    first, *others = folder.records().values()
+    late = "no answer within 10 s; raise --cell-timeout"
+    ends = [
+        (Status.DISTURBED, "its threads waited"),
+        (Status.INTERRUPTED, "stopped by the user"),
+        (Status.TIMEOUT, late),
+    ]
+    nothing = dict.fromkeys(("time_median_s", "time_ci_low_s", "time_ci_high_s"))
+    with folder.lock():
+        for row, (status, reason) in zip(others, ends, strict=True):
+            folder.add(replace(row, status=status, reason=reason, **nothing))
+        folder.conclude()
+    more_rounds(path, [first.cell_id], 1)
+    table = read_table((path / TABLE).read_text())
+    assert sorted(row["status"] for row in table) == ["disturbed", "interrupted", "ok", "timeout"]
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_further_visit_has_the_time_limits_of_those_before(tmp_path: Path) -> None:
+    path = measured(tmp_path, cell_timeout=600.0, first_call_timeout=7.5)
+    (row, *_) = RunFolder(path).records().values()
+    Worker.limit = 0.0
+    more_rounds(path, [row.cell_id], 1)
+    assert Worker.limit == 600.0
+    limits = {"cell_timeout": 600.0, "first_call_timeout": 7.5}
+    assert time_limits_of(RunFolder(path).environment) == limits
+    assert time_limits_of({}) == {}
 
 
 @pytest.mark.usefixtures("instant")

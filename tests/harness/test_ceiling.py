@@ -16,12 +16,13 @@ from attnbench.harness.inside import ceiling
 from attnbench.harness.inside.ceiling import corrected, faster_than_possible
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.measure.limits import Limits
 from attnbench.measure.machine import noise_warning
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.instant import Listening
 
 SPARSE = """
 import torch
@@ -108,7 +109,7 @@ def test_a_run_whose_limits_were_measured_on_a_busy_machine_measures_them_again(
         "name: s\nmin_time: 0.02\nrounds: 1\n"
         "sweeps: [{name: w, matrix: {variant: [softmax, mean-value], seq_len: 256, heads: 2, head_dim: 32}}]\n"
     )
-    said: list[str] = []
+    watcher = Listening()
 
     class Busy(Worker):
         """What it says of the machine at first is a thousandth of the truth."""
@@ -123,12 +124,8 @@ def test_a_run_whose_limits_were_measured_on_a_busy_machine_measures_them_again(
                 state = super()._set_up()
             return state
 
-    class Listening(Watcher):
-        def warned(self, message: str) -> None:
-            said.append(message)
-
     plan = make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1))
-    folder, records = execute(plan, Listening(), Busy(plan.settings))
+    folder, records = execute(plan, watcher, Busy(plan.settings))
     environment = json.loads((folder.path / "environment.json").read_text())
     for record in records:
         assert record.status is Status.OK
@@ -139,7 +136,7 @@ def test_a_run_whose_limits_were_measured_on_a_busy_machine_measures_them_again(
     assert softmax.peak_fraction < 50
     rate = environment["matmul_rate"]["float32"]
     assert softmax.peak_fraction >= (softmax.matmul_flops or 0) / (softmax.time_median_s or 0) / rate * 0.999
-    assert "1 row was faster than the limits of the machine, so these are measured again" in said
+    assert "1 row was faster than the limits of the machine, so these are measured again" in watcher.warnings
     with (folder.path / "results.csv").open(newline="") as file:
         table = {one["variant"]: one for one in csv.DictReader(file)}
     assert float(table["softmax"]["peak_fraction"]) == pytest.approx(softmax.peak_fraction)

@@ -413,6 +413,19 @@ def test_a_measuring_process_that_does_not_start_again_leaves_what_was_measured(
     assert "did not start: no memory; what earlier processes measured stands" in found.warnings[0]
 
 
+def test_lengths_that_are_finished_outlive_a_process_that_does_not_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(MadeUp):
+        def look(self, cell: Cell, timeout: float) -> dict[str, Any]:
+            if cell.shape.N == 2048:
+                raise WorkerFailed("the measuring process did not start: no memory")
+            return super().look(cell, timeout)
+
+    monkeypatch.setattr(module, "Worker", Gone)
+    found = of("softmax", "linear")
+    assert [row.n for row in found.rows["softmax", "linear"] if row.a.time and row.b.time] == [512, 1024]
+    assert found.warnings[0].endswith("measured stands; n = 2048 is missing; n = 4096 is missing")
+
+
 def test_ctrl_c_keeps_the_lengths_that_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     class Pressed(MadeUp):
         def turns(self, cells: list[Cell], timeout: float) -> dict[str, Any]:
@@ -515,6 +528,8 @@ def test_an_unknown_noise_floor_and_turns_of_a_stopped_process_are_warnings(monk
         {"stopped": -1},
         {"others": math.nan},
         {"others": "some"},
+        {"prompts": [[2, 0.5]]},
+        {"prompts": [[0, 1.5]]},
         {"surprise": 1},
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,10 @@ from attnbench.contract.compiled import compiling, why_not_compiled
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS, Traits, register
-from attnbench.errors import Unsupported
+from attnbench.errors import AttnbenchError, Unsupported
 from attnbench.harness.forecast import estimate
 from attnbench.harness.inside.call import prepare
-from attnbench.harness.inside.execute import run_cell
+from attnbench.harness.inside.execute import _hold_to, run_cell
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
@@ -241,6 +242,12 @@ def test_compiled_code_that_gives_other_numbers_is_an_error_and_not_a_time() -> 
 
 
 @compiles
+@pytest.mark.parametrize(("got", "wanted", "off"), [(1.0, 0.0, True), (0.0, 0.0, False), (0.0, 1.0, True)])
+def test_compiled_code_is_held_to_a_source_that_gives_0(got: float, wanted: float, off: bool) -> None:
+    with pytest.raises(AttnbenchError, match="made something else of it") if off else nullcontext():
+        _hold_to(torch.full((4,), got), lambda: torch.full((4,), wanted))
+
+
 def test_what_always_compiles_itself_says_so_where_nobody_asked() -> None:
     record = measure("flex", compile=False)
     assert record.status is Status.OK, record.reason

@@ -17,11 +17,12 @@ import pytest
 
 from attnbench.errors import AttnbenchError, ResultsError
 from attnbench.harness.plan import Options, Plan, make_plan
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.results.read import read_results
 from attnbench.results.record import Record
 from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, SUITE, TABLE, RunFolder
 from tests.forked import forks
+from tests.instant import Listening
 
 DAMAGES = min(int(os.environ.get("ATTNBENCH_CASES", "30")), 1000)
 """1000 in make selfcheck."""
@@ -140,14 +141,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(plan, folder.path, files, rows, ever, folder.environment)
 
 
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.said.append(message)
-
-
 def read_frame(finished: Finished) -> None:
     """What ``attnbench plot`` reads: rows that were stored, or a line for what is missing."""
     said: list[str] = []
@@ -181,7 +174,7 @@ def go_on(finished: Finished, instant: Any) -> None:
     except AttnbenchError:
         return
     assert [record.cell_id for record in records] == list(finished.rows)
-    assert bool(worker.visits) <= bool(watcher.said), "measured again without a word"
+    assert bool(worker.visits) <= bool(watcher.warnings), "measured again without a word"
     for record in records:
         kept = numbers(record.to_json()) in finished.ever
         assert kept or record.time_median_s == record.seq_len / 7, f"a wrong number: {record}"
@@ -215,6 +208,6 @@ def test_a_whole_run_says_nothing_and_is_not_measured_again(finished: Finished, 
     worker, watcher = instant(), Listening()
     worker.start = lambda: finished.state
     execute(finished.plan, watcher, worker)
-    assert (worker.visits, watcher.said, said) == ([], finished.state["process_notes"], [])
+    assert (worker.visits, watcher.warnings, said) == ([], finished.state["process_notes"], [])
     assert {name: (finished.folder / name).read_bytes() for name in FILES} == finished.files
     assert RunFolder(finished.folder).doubts() == []

@@ -191,6 +191,29 @@ def test_a_run_lasts_as_earlier_ones_on_this_machine_did_or_nobody_knows(
     assert duration(plan).seconds == pytest.approx(20 * visits)
 
 
+def test_trainings_last_as_long_as_they_computed_whenever_their_rows_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite = tmp_path / "s.yaml"
+    suite.write_text(
+        "name: s\nsweeps: [{name: w, level: model, pass: training, measure: score, training: {steps: 6},"
+        " matrix: {variant: [softmax, identity], task: 'chains:ring=4', test_len: [16, 40], seq_len: 16}}]\n"
+    )
+    plan = make_plan(suite, Options(device="cpu", out=tmp_path, threads=2))
+
+    class Earlier:
+        def records(self) -> dict[str, Record]:
+            days = ("03", "02", "01", "04")  # the first to end was the last to begin, and a pause of a day followed
+            rows = [
+                Record.of(cell, Status.OK, machine_id=machine_id("cpu"), train_s=30.0, started_at=f"2026-01-{day}")
+                for cell, day in zip(plan.cells, days, strict=True)
+            ]
+            return {row.cell_id: row for row in rows}
+
+    monkeypatch.setattr("attnbench.harness.forecast.find_runs", lambda _: [Earlier()])
+    assert duration(plan).seconds == pytest.approx(30.0), "two trainings at once, with two tests of each"
+
+
 def test_a_plan_for_a_device_of_another_machine_needs_none_here(tmp_path: Path) -> None:
     plan = make_plan("gpu", Options(device="cuda:7", out=tmp_path, dry=True))
     assert {(cell.device, cell.shape.N, cell.dtype) for cell in plan.cells} == {

@@ -23,7 +23,7 @@ from attnbench.harness.outside import isolation, replies
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.repeat import command_of
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.harness.wire import outcome as outcomes
 from attnbench.harness.wire.process import environment_for
 from attnbench.harness.wire.protocol import Train, VisitCell
@@ -34,18 +34,11 @@ from attnbench.results.sources import Watch
 from attnbench.suite.cell import Cell, Training
 from tests.harness.test_isolation import GUARDED, stand_in
 from tests.harness.test_length import NAMES, Slow, outcome
+from tests.instant import Listening
 
 LATE = "no answer within 600 s for its first calls, which may compile; raise --first-call-timeout"
 
 PLUGIN = str(Path(__file__).with_name("bad_variants.py"))
-
-
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-
-    def doing(self, cell: Cell, part: str) -> None:
-        self.parts.append(part)
 
 
 @pytest.fixture

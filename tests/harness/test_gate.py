@@ -152,7 +152,7 @@ def test_what_lets_nan_in_padding_through_is_measured_and_a_note_says_so(
     laws_note([row, replace(row, variant="sdpa", laws=HELD)])
     assert "user-sdpa would let NaN in padded tokens through" in capsys.readouterr().err
     gate = Gate(1.0)
-    gate.learn([row])
+    gate.learn([row, replace(row, status=Status.OOM, reason="no memory")])  # which says nothing of other cells
     assert gate.verdict(None, Cell("s", "w", parse_spec("user-sdpa"), Shape(seq_len=8))) == Verdict(PADDED)  # type: ignore[arg-type]
     faults = [one.fault for one in check_variant("user-sdpa", laws=[PADDED]).faults]
     assert any(one.endswith(PADDED_REMEDY) for one in faults), faults
@@ -233,6 +233,21 @@ def test_a_process_that_was_killed_from_outside_breaks_no_law_the_second_time(mo
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
     assert Gate(1.0).verdict(Instant(), cell) == Verdict(HELD)  # type: ignore[arg-type]
     assert len(asked) == 2
+
+
+def test_a_law_that_waited_for_a_core_until_its_limit_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = iter([CellFailed(Status.TIMEOUT, "no answer within 9 s", waited=0.5), None])
+
+    def ask(*_: object, **__: object) -> Verdict:
+        if failed := next(late):
+            raise failed
+        return Verdict(HELD)
+
+    monkeypatch.setattr(HoldSetting, "ask", ask)
+    gate, cell = Gate(1.0), Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8))
+    first = gate.verdict(Instant(), cell)  # type: ignore[arg-type]
+    assert (first.status, first.laws) == (Status.DISTURBED, gating_laws()[0])
+    assert gate.verdict(Instant(), cell) == Verdict(HELD)  # type: ignore[arg-type]
 
 
 def test_what_compiles_itself_for_each_shape_is_not_tried() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from attnbench.harness.wire import descendants
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
+from tests.instant import Listening
 
 ANSWER = 'import sys\nfor line in sys.stdin: print("{}", flush=True)\n'
 
@@ -167,6 +169,9 @@ def test_a_kill_by_the_system_short_of_memory_is_told_in_words(tmp_path: Path, m
         ("raise ValueError('no')", Status.CRASH, "the measuring process exited with code 1: ValueError: no"),
         ("print('x')", Status.CRASH, "the measuring process sent garbage"),
         ("print('[1]')", Status.CRASH, "the measuring process sent garbage"),
+        ("print('{\"failed\": 1}')", Status.CRASH, "the measuring process sent garbage"),
+        ("print('{\"changed\": 1}')", Status.CRASH, "the measuring process sent garbage"),
+        ("print('{\"sources\": 1}')", Status.CRASH, "the measuring process sent garbage"),
         ('print(\'{"failed": "why"}\', flush=True); sys.stdin.readline()', Status.ERROR, "why"),
         ('print(\'{"failed": "why", "lost": true}\', flush=True); sys.stdin.readline()', Status.CRASH, "why"),
         (HIDDEN_DEATH, Status.CRASH, "the measuring process exited with code 3"),
@@ -186,6 +191,27 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
             worker.ask({}, 5.0 if at_the_request == HIDDEN_DEATH else 1.0)
         assert (failed.value.status, str(failed.value)) == (status, reason)
         assert worker.ask({}, 10.0) == {}
+
+
+@pytest.mark.parametrize("told", [None, lambda progress: None])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("waited", [0.2, 0.6])
+def test_a_late_process_that_waited_for_a_core_says_so_by_its_waits_since_the_limit_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any, first: bool, waited: float
+) -> None:
+    message = json.dumps({"progress": {"done": 0, "of": 0, "at": "its error", "first": first}})
+    life = 'import sys, time\nsys.stdin.readline()\nprint("{}", flush=True)\nsys.stdin.readline()\n'
+    stand_in(tmp_path, monkeypatch, f"{life}print({message!r}, flush=True)\ntime.sleep(60)\n")
+    before = [0.0, 0.0, *([3.0] if told or first else [])]  # as it is set up, at the request, at the message
+    waits = iter([*before, before[-1] + waited])
+    monkeypatch.setattr(isolation, "seconds_waited", lambda pid: {"a thread": next(waits)})
+    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    with Worker(Settings(first_call_timeout=1.0)) as worker:
+        worker.start()
+        with pytest.raises(CellFailed) as failed:
+            worker.ask({}, 60.0 if first else 1.0, told=told)
+    words = ", in 60% of which one of its threads waited for a core"
+    assert (failed.value.starved, failed.value.reason.endswith(words)) == (waited > 0.5,) * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
@@ -447,14 +473,9 @@ def test_what_a_visit_does_is_told_part_by_part(tmp_path: Path) -> None:
         "name: s\nsweeps: [{name: w, measure: [error, time], "
         "matrix: {variant: softmax, seq_len: 16, heads: 1, head_dim: 8}}]\n"
     )
-    parts: list[str] = []
-
-    class Listening(Watcher):
-        def doing(self, cell: Cell, part: str) -> None:
-            parts.append(part)
-
-    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), Listening())
-    laws = [part for part in parts if part.startswith("law ")]
+    watcher = Listening()
+    execute(make_plan(suite, Options("cpu", out=tmp_path / "out", threads=1, quick=True)), watcher)
+    laws = [part for part in watcher.parts if part.startswith("law ")]
     assert laws[0] == f"law 1 of {len(laws)}"
     visit = ["its error", "its first calls", "its timed calls", "the checks of its timed calls"]
-    assert parts == laws + visit
+    assert watcher.parts == laws + visit

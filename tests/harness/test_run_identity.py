@@ -19,18 +19,11 @@ from attnbench.cli.app import main
 from attnbench.harness import run_identity as module
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.run_identity import identity, task_files
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.measure.machine import VARIABLES, variables
 from attnbench.results.record import Record
 from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
-
-
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
+from tests.instant import Listening
 
 
 @pytest.fixture

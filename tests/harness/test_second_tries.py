@@ -14,18 +14,11 @@ import pytest
 from attnbench.harness.outside.isolation import CellFailed
 from attnbench.harness.outside.law_requests import examine
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.runner import execute
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
-
-
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
+from tests.instant import Listening
 
 
 @pytest.fixture
@@ -60,17 +53,17 @@ def timeout(cell: Cell) -> CellFailed:
 
 
 @pytest.mark.parametrize(
-    ("waited", "rounds", "status"), [(0.2, 1, Status.TIMEOUT), (0.5, 1, Status.OK), (0.5, 3, Status.DISTURBED)]
+    ("waited", "times", "status", "rounds"),
+    [(0.2, 1, Status.TIMEOUT, [0]), (0.5, 1, Status.OK, [0, 0, 1, 2]), (0.5, 2, Status.DISTURBED, [0, 0])],
 )
-def test_a_cell_that_waited_for_a_core_until_its_limit_comes_again_and_is_no_timeout(
-    instant: Any, measure: Any, waited: float, rounds: int, status: Status
+def test_a_cell_that_waited_for_a_core_until_its_limit_comes_again_from_its_first_round_and_is_no_timeout(
+    instant: Any, measure: Any, waited: float, times: int, status: Status, rounds: list[int]
 ) -> None:
-    def late(cell: Cell, at: int) -> CellFailed | None:
-        here = cell.label == "softmax/n4" and at < rounds
-        return CellFailed(Status.TIMEOUT, "no answer within 60 s", waited=waited) if here else None
-
-    row = measure(instant(late))[0]["softmax/n4"]
+    starved = lambda cell: CellFailed(Status.TIMEOUT, "no answer within 60 s", waited=waited)  # noqa: E731  # as above
+    worker = instant(once(starved, "softmax/n4", round_=0, times=times))
+    row = measure(worker)[0]["softmax/n4"]
     assert row.status is status
+    assert [round_ for label, round_ in worker.visits if label == "softmax/n4"] == rounds, "others measure time alone"
     kept = "no answer within 60 s, in 50% of which one of its threads waited for a core; close other programs"
     reasons = {Status.TIMEOUT: "no answer within 60 s; raise --cell-timeout", Status.OK: "", Status.DISTURBED: kept}
     assert row.reason.startswith(reasons[status])
@@ -137,6 +130,22 @@ def test_after_two_kills_a_cell_is_a_crash_and_after_two_shortages_it_stands_for
     rows, _ = measure(instant(once(oom, "softmax/n2", round_=0, times=2)), fresh=True)
     assert rows["softmax/n2"].reason == "no memory (twice, the second time in a fresh process)"
     assert rows["softmax/n4"].reason == "inferred: oom at n=2 already, so not run"
+
+
+def test_a_shortage_of_memory_for_many_keys_does_not_stand_for_more_queries_of_fewer_keys(
+    instant: Any, small_suite: Path, tmp_path: Path
+) -> None:
+    matrix = "{variant: softmax, seq_len: [2, 4], kv_len: [8, 64]}"
+    small_suite.write_text(f"name: s\nsweeps: [{{name: w, matrix: {matrix}}}]\n")
+    plan = make_plan(small_suite, Options("cpu", out=tmp_path / "out", threads=1))
+    _, records = execute(plan, worker=instant(lambda cell, at: oom(cell) if cell.shape.M == 64 else None))
+    found = {(one.seq_len, one.kv_len): (one.status, one.reason.partition(":")[0]) for one in records}
+    assert found == {
+        (2, 8): (Status.OK, ""),
+        (4, 8): (Status.OK, ""),
+        (2, 64): (Status.OOM, "no memory (twice, the second time in a fresh process)"),
+        (4, 64): (Status.OOM, "inferred"),
+    }
 
 
 def broken(cell: Cell) -> CellFailed:
@@ -243,7 +252,7 @@ def test_a_measuring_process_that_somebody_kills_once_costs_no_row(tmp_path: Pat
 
 def waiting(cell: Cell) -> Record:
     reason = "its threads waited for a core in 6 of 6 samples, for 9 s in 5 s"
-    return Record.of(cell, Status.DISTURBED, reason, peak_bytes=64)
+    return Record.of(cell, Status.DISTURBED, reason, peak_bytes=64, time_rounds=1)
 
 
 def test_a_cell_that_waited_for_a_core_is_measured_anew_at_the_end_of_the_run(instant: Any, measure: Any) -> None:

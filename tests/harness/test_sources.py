@@ -22,6 +22,7 @@ from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
 from attnbench.results import sources
 from attnbench.results.sources import OURS, Changed, Watch, changed, look
+from tests.instant import Listening
 
 PLUGIN = """
 from pathlib import Path
@@ -129,14 +130,6 @@ def test_a_process_tells_what_its_plug_in_is_made_of_and_ends_once_that_changed(
     plugin.with_name("weight.txt").write_text("2.0")
     with pytest.raises(Changed, match=r"weight\.txt changed since this run began to measure"):
         worker.start()
-
-
-class Listening(Watcher):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 SUITE = """\

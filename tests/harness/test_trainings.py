@@ -19,11 +19,14 @@ from attnbench.harness.outside.isolation import Settings, Worker
 from attnbench.harness.outside.trainers import at_chosen_rates, phases, run_all
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import Watcher, execute
+from attnbench.harness.wire.process import LEAST_MEMORY
 from attnbench.measure.status import Status
 from attnbench.results.record import HELD, UNCHECKED, Record
 from attnbench.results.store import RunFolder
+from attnbench.suite.cell import Cell
 from attnbench.suite.messages import Origin
 from attnbench.suite.schema import Suite
+from tests.instant import Listening
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -79,23 +82,11 @@ def test_each_training_is_a_row_with_its_curve_and_two_runs_agree_in_every_digit
     assert RunFolder(folder.path).history() == RunFolder(folder.path).history() != []
 
 
-class Counting(Watcher):
-    def __init__(self) -> None:
-        self.numbers: tuple[int, ...] = ()
-        self.visits = 0
-
-    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-        self.numbers = cells, visits, resumed
-
-    def visited(self, record: Record) -> None:
-        self.visits += 1
-
-
 def test_later_seeds_are_trained_at_the_rate_that_validation_chose_and_none_is_left_to_resume(
     tmp_path: Path,
 ) -> None:
     what = suite({"sweep_seeds": 1}, seed=[0, 1, 2], learning_rate=[0.001, 0.02])
-    first, second = Counting(), Counting()
+    first, second = Listening(), Listening()
     _, records = run(tmp_path, what, first)
     by_variant: dict[str, dict[int, list[Record]]] = {}
     for record in records:
@@ -104,9 +95,9 @@ def test_later_seeds_are_trained_at_the_rate_that_validation_chose_and_none_is_l
         best = max(seeds[0], key=lambda record: record.val_score or 0.0)
         assert [record.learning_rate for seed in (1, 2) for record in seeds[seed]] == [best.learning_rate] * 2
     assert {record.protocol for record in records} == {"sweep"}
-    assert (first.numbers, first.visits) == ((8, 8, 0), 8)
+    assert (first.numbers, len(first.rows)) == ((8, 8, 0), 8)
     assert digits(run(tmp_path, what, second)[1]) == digits(records)
-    assert (second.numbers, second.visits) == ((8, 0, 8), 0)
+    assert (second.numbers, len(second.rows)) == ((8, 0, 8), 0)
 
 
 def test_a_rate_is_not_chosen_by_the_score_of_the_test() -> None:
@@ -236,19 +227,12 @@ def test_a_row_that_was_trained_with_other_threads_is_foreign(tmp_path: Path) ->
 
 
 def test_a_task_that_softmax_does_not_solve_is_doubted_in_each_of_its_rows_once(tmp_path: Path) -> None:
-    class Heard(Watcher):
-        def __init__(self) -> None:
-            self.said: list[str] = []
-
-        def warned(self, message: str) -> None:
-            self.said.append(message)
-
-    heard = Heard()
+    heard = Listening()
     for _ in range(2):  # the second time nothing is left to train
         folder, records = run(tmp_path, suite({"solved": 0.99}), heard)
     doubt = re.compile(r"softmax scores 0\.\d\d of the 0\.99 that this task needs to tell apart")
     assert [len(doubt.findall(record.warnings)) for record in records] == [1, 1]
-    assert any(doubt.search(one) and "recall" in one for one in heard.said)
+    assert any(doubt.search(one) and "recall" in one for one in heard.warnings)
     assert [len(doubt.findall(row.warnings)) for row in folder.records().values()] == [1, 1]
     _, plain = run(tmp_path / "plain", suite({"solved": 0.01}))
     assert [record.warnings for record in plain] == ["", ""]
@@ -258,9 +242,9 @@ def test_tests_of_one_training_are_rows_that_took_one_training_and_a_doubt_about
     tmp_path: Path,
 ) -> None:
     what = suite({"solved": 0.99}, test_len=[16, 40, 8], task="chains:ring=4,test=32", positions="none", seed=[0, 1])
-    watcher = Counting()
+    watcher = Listening()
     folder, records = run(tmp_path / "a", what, watcher)
-    assert (watcher.numbers, watcher.visits) == ((12, 12, 0), 12)
+    assert (watcher.numbers, len(watcher.rows)) == ((12, 12, 0), 12)
     assert [record.test_len for record in records] == 2 * [16, 16, 40, 40, 8, 8]
     assert {record.status for record in records} == {Status.OK}
     assert not (folder.path / "checkpoints").exists()
@@ -283,21 +267,31 @@ def test_a_run_that_lost_some_tests_of_a_training_takes_them_alone(tmp_path: Pat
     folder, records = run(tmp_path, what)
     lines = (folder.path / "records.jsonl").read_text().splitlines(keepends=True)
     (folder.path / "records.jsonl").write_text(lines[0])
-    watcher = Counting()
+    watcher = Listening()
     assert digits(run(tmp_path, what, watcher)[1]) == digits(records)
     assert watcher.numbers == (2, 1, 1)
 
 
-@pytest.mark.parametrize(("threads", "count", "alone"), [(2, 2, False), (2, 1, True), (1, 2, True)])
-def test_a_training_is_alone_where_no_other_runs_beside_it(threads: int, count: int, alone: bool) -> None:
-    seen: list[bool] = []
+@pytest.mark.parametrize(
+    ("threads", "memory", "count", "each"),
+    [
+        (2, 2**30, 2, (False, 2**29)),
+        (2, 2**30, 1, (True, 2**29)),
+        (1, 2**30, 2, (True, 2**30)),
+        (2, LEAST_MEMORY, 2, (True, LEAST_MEMORY)),
+    ],
+)
+def test_a_training_is_alone_where_no_other_runs_beside_it_or_would_leave_torch_too_little_memory(
+    threads: int, memory: int, count: int, each: tuple[bool, int]
+) -> None:
+    seen: list[tuple[bool, int | None]] = []
     cells = make_plan(suite(), Options(device="cpu")).cells[:count]
-    list(
-        run_all(
-            cells, Settings(threads=threads), {}, lambda cell, worker, *_: seen.append(worker.settings.alone), print
-        )
-    )
-    assert seen == [alone] * count
+
+    def attempt(cell: Cell, worker: Worker, *_: object) -> None:
+        seen.append((worker.settings.alone, worker.settings.memory_limit))
+
+    list(run_all(cells, Settings(threads=threads, memory_limit=memory), {}, attempt, print))
+    assert seen == [each] * count
 
 
 def test_energy_stands_in_the_row_of_a_training_that_was_alone_and_in_no_other(tmp_path: Path) -> None:

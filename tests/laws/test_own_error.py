@@ -90,6 +90,13 @@ class Forward(Sums):
         return super().forward(q, k, v)
 
 
+class Overflow(Sums):
+    """The output is right, and the gradient is not finite."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        return super().forward(q + (q - q.detach()).sqrt(), k, v)
+
+
 class NoFormula(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -102,7 +109,7 @@ class NoFormula(nn.Module):
 def _table(monkeypatch: pytest.MonkeyPatch) -> None:
     known = dict(VARIANTS._filled())
     monkeypatch.setattr(VARIANTS, "_entries", known)
-    for cls in (Sums, Forgetful, Short, Gradient, Loop, Forward, NoFormula):
+    for cls in (Sums, Forgetful, Short, Gradient, Loop, Forward, Overflow, NoFormula):
         facts = {"family": "kernel", "source": "", "formula": "", "cost": ""}
         register(cls.__name__, **facts, traits=Traits(target="other"))(cls)
 
@@ -162,11 +169,18 @@ def test_without_a_number_there_is_a_reason(
     assert words in found.note
 
 
-def test_without_a_backward_pass_the_outputs_have_an_error_all_the_same() -> None:
-    found = measured("Forward")
+@pytest.mark.parametrize(
+    ("variant", "note"),
+    [
+        ("Forward", "no gradients: RuntimeError: it has no backward pass"),
+        ("Overflow", "the gradients hold NaN or infinity"),
+    ],
+)
+def test_without_a_backward_pass_the_outputs_have_an_error_all_the_same(variant: str, note: str) -> None:
+    found = measured(variant)
     assert found.output is not None
     assert found.grad is None
-    assert "no gradients: RuntimeError: it has no backward pass" in found.note
+    assert note in found.note
 
 
 def test_an_exact_variant_is_held_to_softmax_attention_with_bias_and_shared_heads() -> None:

@@ -261,8 +261,8 @@ class Contest:
         return [f"{cell.variant}{python or ''}" for cell, python in zip_longest(self.cells, self.pythons)]
 
     def answer(self, on_length: OnLength = lambda n, process, found: None) -> Comparison:
-        """Measure; raise WorkerFailed if a worker could not be started, and Stopped, with the finished lengths, at
-        Ctrl-C.
+        """Measure; raise WorkerFailed if a worker could not be started before any length was finished, and Stopped,
+        with the finished lengths, at Ctrl-C.
 
         ``on_length``: called before each length with the number of processes so far; after the first process also with
         the median seconds, or the status, of each label.
@@ -270,24 +270,27 @@ class Contest:
         labels, pythons = self.labels, self.pythons or [None] * len(self.cells)
         result = Comparison(labels, family=self.family or self.ratios, rated=self.settings.rates)
         visits, throttled = list[Length](), throttled_periods()
-        stopped: KeyboardInterrupt | None = None
+        ended: KeyboardInterrupt | WorkerFailed | None = None
         try:
             with ExitStack() as ours:
                 of = {one: ours.enter_context(Worker(self.settings, one)) for one in dict.fromkeys(pythons)}
                 workers = [of[one] for one in pythons]
                 self._visit_all(workers, visits, on_length, result)
                 self._visit_again(workers, visits, on_length, result)
-        except KeyboardInterrupt as pressed:
+        except (KeyboardInterrupt, WorkerFailed) as end:
             if not visits:
                 raise
-            stopped = pressed
+            ended = end
         if "card" in workers[0].state:
             result.environment["card"] = workers[0].state["card"]
         held_back = throttling_warning(throttled_periods() - throttled)
         result.warnings += [held_back] if held_back else []
+        if isinstance(ended, WorkerFailed):
+            missing = "".join(f"; n = {n} is missing" for n in self.lengths[len(visits) :])
+            result.warnings.append(f"{ended}; what earlier processes measured stands{missing}")
         self._conclude(visits, result)
-        if stopped:
-            raise Stopped(result) from stopped
+        if isinstance(ended, KeyboardInterrupt):
+            raise Stopped(result) from ended
         return result
 
     def _conclude(self, visits: Sequence[Length], result: Comparison) -> None:
@@ -390,13 +393,7 @@ class Contest:
                     if len(left) < min(2, len(self.cells)):
                         continue
                     on_length(n, process, {})
-                    try:
-                        measure_again(
-                            workers, self._at(n), self._share, visit, left, timeout=self.timeout, process=process
-                        )
-                    except WorkerFailed as failed:
-                        result.warnings.append(f"{failed}; what earlier processes measured stands")
-                        return
+                    measure_again(workers, self._at(n), self._share, visit, left, timeout=self.timeout, process=process)
                 process += 1
 
     @property

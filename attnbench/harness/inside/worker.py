@@ -202,10 +202,10 @@ class Served:
         from attnbench.harness.inside.ceiling import corrected
         from attnbench.measure.limits import faster_of
 
-        self.state.update(faster_of(self.state, _rates(self.settings)))
+        limits = faster_of(self.state, _rates(self.settings))
+        self.state.update(limits)
         rows = zip(request.cells, request.records, strict=True)
         records = [corrected(record, cell, self._limits_of(cell)) for cell, record in rows]
-        limits = {name: self.state[name] for name in ("matmul_rate", "exp_rate", "copy_rates")}
         return {"limits": limits, "rows": [record.to_json() for record in records]}
 
     def _limits_of(self, cell: Cell) -> Limits:

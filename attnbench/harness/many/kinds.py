@@ -97,15 +97,18 @@ class Kinds:
                     found.setdefault(known[TOGETHER], []).append((folder, known))
         self._together = max(found, default=self._together)
         for folder, known in found.get(self._together, []):
-            self._open(folder, known["machine_class"], known["threads"]).machines += known.get("machines", [])
+            kind = self._open(folder, known["machine_class"], self._plan_with(known["threads"]))
+            kind.machines += known.get("machines", [])
 
     def _facts(self, known: Mapping[str, Any]) -> dict[str, Any]:
         of_the_kind = {name: known[name] for name in ("threads", "variables", *PRODUCTS, TOGETHER)}
         return {**self.base, "machine_id": f"class {known['machine_class']}", **of_the_kind, ENGINE: "ray"}
 
-    def _open(self, folder: RunFolder, name: str, threads: int) -> Kind:
+    def _plan_with(self, threads: int) -> Plan:
+        return replace(self._plan, settings=replace(self._plan.settings, threads=threads))
+
+    def _open(self, folder: RunFolder, name: str, plan: Plan) -> Kind:
         self._ours.enter_context(folder.lock())
-        plan = replace(self._plan, settings=replace(self._plan.settings, threads=threads))
         kind = Kind(plan, name, folder, Rows(plan, folder))
         self._ours.enter_context(kind.rows.concluded(self._warn))
         for note in (*folder.repairs, *kind.rows.notes):
@@ -136,10 +139,10 @@ class Kinds:
             taken = any(one.machine_class == state["machine_class"] for one in self.all)
             make_folder(self._plan.options.out)
             parts = [self._together, state["machine_class"], *([host] if taken else [])]
-            folder = new_folder(self._plan, facts, "-".join(parts))
-            kind = self._open(folder, state["machine_class"], process["threads"])
+            plan = self._plan_with(process["threads"])
+            kind = self._open(new_folder(plan, facts, "-".join(parts)), state["machine_class"], plan)
             if alike:
                 why = alike[0].unlike(state)
-                self._warn(f"{name} is kept apart in {folder.path}: its {why}; something else may run there")
+                self._warn(f"{name} is kept apart in {kind.folder.path}: its {why}; something else may run there")
         kind.describe(host, state)
         return kind

@@ -215,14 +215,14 @@ class Worker:
             raise CellFailed(status, one_line(answer["failed"]), self._replies.tail)
         if answer.keys() == {"turn"}:
             return cast("dict[str, Any]", answer["turn"])
-        cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
-        if "card" in answer:
-            from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
+        try:
+            cast("dict[str, Any]", self.state).setdefault("sources", {}).update(answer.pop("sources", {}))
+            if "card" in answer:
+                from attnbench.measure.card import after  # brings numpy, which a start on a CPU need not wait for
 
-            try:
                 self.state["card"] = after(self.state.get("card", {}), answer.pop("card"))
-            except (AttributeError, TypeError, ValueError):
-                raise self.garbage() from None
+        except (AttributeError, TypeError, ValueError):
+            raise self.garbage() from None
         assert self._process is not None
         left = end_left_behind(self._process.pid)
         traces = [str(answer.pop("traces", "")), f"left {left} process{'es' * (left > 1)} behind" if left else ""]
@@ -260,17 +260,16 @@ class Worker:
         first: dict[str, Any] = {}
         """The message by which a first call began."""
         while True:
-            began = monotonic()
+            began, limit = monotonic(), self.settings.first_call_timeout if first else timeout
             try:
                 line = self._first_line(first, told) if first else self._replies.answer(left)
             except TimeoutError:
-                waited = {} if told else seconds_waited(self._process.pid)
+                waited = seconds_waited(self._process.pid)
                 longest = max((one - before.get(thread, 0.0) for thread, one in waited.items()), default=0.0)
                 self.stop()
                 spent = f" {'for' if told or first else 'in all, at last for'} {at}" if at else ""
-                late = f"no answer within {self.settings.first_call_timeout if first else timeout:g} s{spent}"
-                late += f", which may compile; {FIRST_CALL}" * bool(first)
-                raise CellFailed(Status.TIMEOUT, late, self._replies.tail, waited=min(1.0, longest / timeout)) from None
+                late = f"no answer within {limit:g} s{spent}" + f", which may compile; {FIRST_CALL}" * bool(first)
+                raise CellFailed(Status.TIMEOUT, late, self._replies.tail, waited=min(1.0, longest / limit)) from None
             finally:
                 took = monotonic() - began
                 self.compiled += took * bool(first)
@@ -286,7 +285,9 @@ class Worker:
                     told(answer["progress"])
                 elif not first:
                     left = max(0.0, left - took)
-                first = answer["progress"] if answer["progress"].get("first") else {}
+                was_first, first = first, answer["progress"] if answer["progress"].get("first") else {}
+                if told or was_first or first:  # a limit of its own begins
+                    before = seconds_waited(self._process.pid)
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise self.garbage() from None
 
@@ -306,7 +307,8 @@ class Worker:
             answer = json.loads(line)
         except (ValueError, RecursionError):
             answer = None
-        if not isinstance(answer, dict):
+        words = ("failed", "changed")
+        if not isinstance(answer, dict) or not all(isinstance(answer.get(one, ""), str) for one in words):
             raise self.garbage()
         return answer
 

@@ -1,4 +1,4 @@
-"""Trainings in processes of one thread each, as many at once as the run has threads.
+"""Trainings in processes of one thread each, as many at once as the run has threads and memory.
 
 Sums of one thread do not depend on the number of cores: the same machine and torch give the same weights, bit for bit.
 Their libraries are torch's default, since probes disagree. A GPU runs one training at a time.
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from attnbench.harness.outside.isolation import Settings, Worker
+from attnbench.harness.wire.process import LEAST_MEMORY
 from attnbench.harness.wire.protocol import Ready
 from attnbench.results.record import Record
 from attnbench.results.trainings import choose, trained
@@ -54,8 +55,11 @@ Try = Callable[[Cell, Worker, Callable[[int, int], None], bool], Any]
 
 
 def at_once(settings: Settings) -> int:
-    """Trainings that may run at the same time."""
-    return settings.threads if settings.device == "cpu" else 1
+    """Trainings that may run at the same time: one for each thread, if each gets the memory that torch itself needs."""
+    if settings.device != "cpu":
+        return 1
+    room = settings.memory_limit // LEAST_MEMORY if settings.memory_limit else settings.threads
+    return max(1, min(settings.threads, room))
 
 
 def threads_of(cell: Cell, settings: Settings) -> int:

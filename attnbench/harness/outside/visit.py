@@ -90,10 +90,10 @@ class Gate:
         """Called with the part of a visit that begins, such as a law."""
 
     def learn(self, records: Iterable[Record]) -> None:
-        """Take over what rows say of their settings."""
+        """Take over what rows say of their settings: a broken law is the reason of its row, unless it is tolerated."""
         for one in records:
             if one.laws:
-                broken = one.laws not in (HELD, UNCHECKED, NOT_TRIED)
+                broken = one.laws not in (HELD, UNCHECKED, NOT_TRIED) and repr(one.laws) in one.reason
                 verdict = Verdict(one.laws, one.status, one.reason) if broken else Verdict(one.laws)
                 self._known[one.label, one.causal, _of_core(one.variant, one.level)] = verdict
 
@@ -110,6 +110,8 @@ class Gate:
             if used and found.status in (Status.ERROR, Status.CRASH):  # it may be the fault of cells before it
                 worker.stop()
                 found = self._found(worker, cell)
+            if found.status is Status.DISTURBED:  # the next cell may have its core
+                return found
             self._known[setting] = found
         return self._known[setting]
 
@@ -132,10 +134,9 @@ class Gate:
         except CellFailed as failed:
             from attnbench.laws import gating_laws
 
-            law = gating_laws()[at]
-            return Verdict(
-                law, failed.status, _in_words(f"the law {law!r} could not be asked: {failed.reason}"), failed.stderr
-            )
+            law, status = gating_laws()[at], Status.DISTURBED if failed.starved else failed.status
+            words = _in_words(f"the law {law!r} could not be asked: {failed.reason}")
+            return Verdict(law, status, words, failed.stderr)
 
 
 def _of_core(name: str, level: str) -> bool:

@@ -243,7 +243,7 @@ class Pairs:
     warnings: list[tuple[int, str]] = field(default_factory=list)
     """Position of a cell, and an impossible check of its calls."""
     slowed: str = ""
-    prompts: list[tuple[int, float]] = field(default_factory=list)
+    prompts: list[tuple[int, Annotated[float, Field(ge=0, le=1)]]] = field(default_factory=list)
     """Position of a cell of pass ``generate``, and its prompt's share of a call."""
 
 
@@ -268,8 +268,8 @@ class TakeTurns(Request[Pairs]):
             raise ValueError("left out, though nothing failed")
         if bool(pairs.blocks) != bool(pairs.ran) or any(len(block) != len(pairs.ran) for block in pairs.blocks):
             raise ValueError("a block is not one time for each cell")
-        if pairs.disturbed > pairs.taken or any(place not in cells for place, _ in pairs.warnings):
-            raise ValueError("impossible counts of blocks, or a warning about no cell")
+        if pairs.disturbed > pairs.taken or any(place not in cells for place, _ in (*pairs.warnings, *pairs.prompts)):
+            raise ValueError("impossible counts of blocks, or a warning or a prompt of no cell")
         return pairs
 
 

@@ -203,8 +203,7 @@ class Cluster(RayEngine):
             if round_ and due:
                 yield from self._instead(self._asked(host, "fresh"))
             for cell in in_order(due, f"{plan.suite.name}{round_}"):
-                if not rows.is_over(cell, round_):
-                    yield from self._visit(host, rows, cell, round_)
+                yield from self._visit(host, rows, cell, round_)
         timed, impossible = rows.beyond_limits()
         if impossible:
             self._asked(host, "limits")
@@ -263,24 +262,6 @@ class Cluster(RayEngine):
 
 BETTER = {"matmul_rate": {"float32": 9e11}, "exp_rate": {"float32": 2e9}, "copy_rates": [[262_144, 6e10]]}
 """The limits of a machine that was measured once more."""
-
-
-class Listening(Watcher):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.numbers: tuple[int, ...] = ()
-        self.rows: list[Record] = []
-
-    def begun(self, folder: Path, *, cells: int, visits: int, resumed: int) -> None:
-        self.numbers = cells, visits, resumed
-
-    def visited(self, record: Record) -> None:
-        self.rows.append(record)
-
-    def warned(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def measure(

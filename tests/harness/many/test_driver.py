@@ -27,7 +27,8 @@ from attnbench.results.store import ENVIRONMENT, RECORDS, SAMPLES, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.shard import comparison_group
 from tests.answers.machines import facts, files, measuring
-from tests.harness.many.fakes import BETTER, Asked, Cluster, Host, Listening, crashed, measure, visited
+from tests.harness.many.fakes import BETTER, Asked, Cluster, Host, crashed, measure, visited
+from tests.instant import Listening
 
 INTEL = {"environment": (_described := facts(1, processor="Intel")), "machine_id": id_of(_described)}
 ALL = {(name, n) for name in ("softmax", "linear") for n in (2, 4, 8, 16)}
@@ -66,8 +67,11 @@ def test_three_machines_measure_each_cell_once_in_a_folder_as_of_one_machine(
 ) -> None:
     hosts = [Host(name, index) for index, name in enumerate("abc")]
     cluster, watcher = Cluster(*hosts), Listening()
-    ((folder, records),) = measure(tmp_path, cluster, watcher)
+    with monkeypatch.context() as here:
+        here.setattr("attnbench.harness.plan.default_threads", lambda: 5)
+        ((folder, records),) = measure(tmp_path, cluster, watcher)
     is_whole(folder, records)
+    assert " --threads 2 " in f"{folder.environment['command']} ", "those of the machines, and not of this one"
     assert Counter(one.label for one in cluster.visits()) == Counter({f"{name}/n{n}": 2 for name, n in ALL})
     assert {record.host for record in records} == {"a-digest", "b-digest", "c-digest"}
     assert [(one["host"], one["machine_id"]) for one in folder.environment["machines"]] == [
