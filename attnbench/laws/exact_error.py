@@ -240,7 +240,7 @@ def hold_rows(
         exact = torch.cat([formula(row, v) for row in rows], 2)
     found = output[example : example + 1][:, :, [row - first for row in rows]]
     bound = roundings(q.detach(), k.detach(), biased=bias is not None) * torch.finfo(dtype).eps
-    if exact.any() and not (off := relative_error(found.to(there), exact)) <= bound:  # nor is NaN
+    if exact.any() and not (off := relative_error(found.to(there), exact)) <= bound:  # NaN is beyond it, too
         raise beyond_rounding(off, dtype)
     if not backward:
         return
