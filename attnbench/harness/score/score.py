@@ -301,7 +301,7 @@ class Filling(nn.Module):
 
 
 def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> Loss:
-    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, different ones in each step."""
+    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, but at least one, others in each step."""
     towers = encoder.form.towers
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
@@ -309,8 +309,9 @@ def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> L
         if towers > 1:
             tokens, mask = tokens.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
         generator = torch.Generator().manual_seed(stream_seed("masked", seed, step))
-        hidden = torch.rand(tokens.shape[:2], generator=generator) < share
-        hidden = (hidden if mask is None else hidden & mask).to(device)
+        drawn = torch.rand(tokens.shape[:2], generator=generator)
+        drawn = drawn if mask is None else drawn.masked_fill(~mask, 1.0)
+        hidden = ((drawn < share) | (drawn == drawn.min())).to(device)
         tokens = tokens.to(device)
         found = model(tokens, hidden, key_mask=None if mask is None else mask.to(device))
         parts = tokens.unbind(-1) if tokens.ndim == 3 else (tokens,)

@@ -167,6 +167,17 @@ def test_what_is_masked_is_filled_in_and_the_rest_is_not_asked() -> None:
     assert torch.equal(filling(other.tokens, hidden)[0], logits)  # what is hidden cannot be seen
 
 
+def test_a_token_is_masked_even_if_chance_picks_none_and_it_is_a_real_one() -> None:
+    model = encoder()
+    filling, loss = Filling(model, seed=0), filling_loss(model, 1e-9, seed=0, device="cpu")
+    examples = First().batch(0, 0, 1)
+    assert loss(filling, examples, 0).isfinite()
+    real = torch.arange(12)[None] == 3
+    padded = loss(filling, Examples(examples.tokens, examples.labels, real), 0)
+    logits = filling(examples.tokens, real, key_mask=real)[0]
+    assert torch.allclose(padded, nn.functional.cross_entropy(logits[real], examples.tokens[real]))
+
+
 class Metered(First):
     """Two joules for each batch to train on, and a hundred for each look at what is held out."""
 
