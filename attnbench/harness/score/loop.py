@@ -19,6 +19,7 @@ from attnbench.errors import Diverged
 from attnbench.harness.score.accuracy import answer, logits_of
 from attnbench.harness.score.checkpoint import Checkpoint, TrainingState
 from attnbench.measure.energy import Meter
+from attnbench.measure.limits import synchronise
 from attnbench.models.encoder import MultiHead, cross_entropy
 from attnbench.suite.cell import Cell
 
@@ -211,10 +212,8 @@ def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: f
 
 def _now(device: str) -> float:
     """Processor seconds of this process; on a GPU seconds of the clock, once it has done its work so far."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(torch.device(device))
-        return time.perf_counter()
-    return time.process_time()
+    synchronise(device)
+    return time.process_time() if device == "cpu" else time.perf_counter()
 
 
 @contextmanager

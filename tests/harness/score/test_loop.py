@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,6 +177,16 @@ def test_a_token_is_masked_even_if_chance_picks_none_and_it_is_a_real_one() -> N
     padded = loss(filling, Examples(examples.tokens, examples.labels, real), 0)
     logits = filling(examples.tokens, real, key_mask=real)[0]
     assert torch.allclose(padded, nn.functional.cross_entropy(logits[real], examples.tokens[real]))
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 2.0), ("cuda:1", 7.0), ("mps", 7.0)])
+def test_a_training_on_a_gpu_takes_the_time_of_the_clock_and_not_of_the_processors(
+    device: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(loop, "synchronise", waited.append)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(process_time=lambda: 2.0, perf_counter=lambda: 7.0))
+    assert (loop._now(device), waited) == (seconds, [device])
 
 
 class Metered(First):
