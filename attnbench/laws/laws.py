@@ -337,8 +337,8 @@ class Law:
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none if the mathematics does not allow the case.
 
-        A counterexample must repeat to break a law: in one of two retries with new modules, in float32 for a user's
-        own, which may compute in it. Anything else that is raised says nothing of the variant.
+        A law that is broken is asked once more, with new modules, and in float32 for a user's own, which may compute in
+        it. It must be broken then as well. Anything else that is raised says nothing of the variant.
         """
         found = self._ask(case)
         if all(one.held for one in found) or any(one.final for one in found):

@@ -135,7 +135,7 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
 def spread_of_visits(rows: Iterable[Ends]) -> tuple[float, int]:
     """Variance of the logarithm of a visit's time by all these rows, and its degrees of freedom.
 
-    Few visits may agree by chance, so the variance is the upper end of its 80 % interval (that of normal visits). Both
+    Few visits may agree by chance, so it is a variance that the true one exceeds with 20 % (if visits are normal). Both
     are 0 without a row of several visits.
     """
     from scipy.special import chdtri  # takes a moment; scipy.stats takes a second
