@@ -103,10 +103,17 @@ def _of_steps(cell: Cell) -> OwnError:
     with torch.inference_mode():
         found = generated(cell, asked.module(), given, prompt).to(there)
         exact = asked.module().to(there).double()(*(x.to(there).double() for x in given))[:, :, prompt:]
-    if not found.isfinite().all():
+    return _compared(found, exact)
+
+
+def _compared(output: Tensor, exact: Tensor) -> OwnError:
+    if not output.isfinite().all():
         return OwnError(note="own error: the output holds NaN or infinity")
-    late = slice(exact.shape[2] // 2, None)
-    return OwnError(relative_error(found, exact), relative_error(found[:, :, late], exact[:, :, late]))
+    if not exact.any():
+        return OwnError(note="own error: the formula's output is 0")
+    late = slice(exact.shape[-2] // 2, None)
+    of_late = relative_error(output[..., late, :], exact[..., late, :]) if exact[..., late, :].any() else None
+    return OwnError(relative_error(output, exact), of_late)
 
 
 class _SlowFormula(Exception):  # an answer, not an error
@@ -153,8 +160,6 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
         module = asked.adapt(module)
     with torch.inference_mode():
         output = module(*given).to(there)
-    if not output.isfinite().all():
-        return OwnError(note="own error: the output holds NaN or infinity")
     generator = torch.Generator().manual_seed(asked.seed)
     direction = torch.randn(output.shape, generator=generator).to(asked.dtype)
     try:
@@ -168,16 +173,13 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
         return OwnError(note=f"own error: its formula takes more than {SECONDS:g} s; fewer tokens have one")
     except Exception as error:  # more memory than there is, say
         return OwnError(note=f"own error: its formula raises {_words(error)}")
-    if not exact.any():
-        return OwnError(note="own error: the formula's output is 0")
-    late = slice(exact.shape[-2] // 2, None)
-    far = None
+    found = _compared(output, exact)
+    if found.output is None:
+        return found
     if distance:
         with torch.no_grad():
             far = relative_error(output, exact_attention(*wide[:3], causal=asked.case.causal))
-    found = OwnError(
-        relative_error(output, exact), relative_error(output[..., late, :], exact[..., late, :]), distance=far
-    )
+        found = replace(found, distance=far)
     try:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in given]
