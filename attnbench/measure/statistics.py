@@ -126,10 +126,16 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
     if len(middles) < 2 or min(middles) <= 0:
         return None
     logs = np.log(middles)
-    half, middle = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs)), float(logs.mean())
-    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    half = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs))
+    low, high = _ends(float(logs.mean()), half)
     among = median([sample for one in rounds for sample in one])
     return min(low, among), max(high, among)
+
+
+def _ends(middle: float, half: float) -> tuple[float, float]:
+    """Ends of an interval of a time or ratio, from that of its logarithm."""
+    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    return low, high
 
 
 def spread_of_visits(rows: Iterable[Ends]) -> tuple[float, int]:
@@ -170,8 +176,7 @@ def joint_ratio(a: Ends, b: Ends, family: int, shared: tuple[float, int]) -> tup
         half = max(half, student(freedom, family) * math.sqrt(total))
     if fewest < FEWEST_VISITS:
         half = max(half, math.log1p(MODES))
-    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
-    return low, high
+    return _ends(middle, half)
 
 
 @cache
@@ -401,7 +406,7 @@ def paired_ratio(
             return None
         spread = max(LEAST_SPREAD, float(np.std(middles, ddof=1)))
         half = student(len(middles) - 1, family) * spread / math.sqrt(len(middles))
-        return math.exp(middle - half), math.exp(middle + half)
+        return _ends(middle, half)
 
     low, high = ends(1) or (None, None)
     joint = ends(family * len(LOOKS))
