@@ -16,7 +16,7 @@ from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure import limits, machine
 from attnbench.measure.limits import Limits, copy_rates, exp_rate, faster_of, matmul_rate, windows_rate
 from attnbench.measure.machine import OtherLoad, noise_warning
-from attnbench.measure.time import Sample, TimingRules, summarise
+from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell, Pass
 
@@ -168,15 +168,6 @@ def test_the_warning_of_noise_names_who_makes_it_and_what_to_do(
     noise: float | None, others: float | None, words: str | None
 ) -> None:
     assert noise_warning(noise, others) == words
-
-
-def test_whoever_is_disturbed_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet, noisy, wild = ([Sample(1.0 + spread * (i % 4), 1) for i in range(16)] for spread in (0.01, 0.08, 0.3))
-    disturbed = [Sample(1.0, 1, switches=10**6)] * 2 + quiet
-    for samples, remedy in ((noisy, "raise --min-time"), (wild, "close other programs"), (disturbed, "close them")):
-        (warning,) = summarise([samples]).warnings
-        assert warning.endswith(f"; {remedy}")
-    assert summarise([quiet]).warnings == ()
 
 
 def test_the_cores_that_others_use_are_those_busy_less_ones_own(
