@@ -25,7 +25,7 @@ from attnbench.contract.problem.visible import Visible
 from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import Traits, Variant
-from attnbench.errors import Unsupported, said
+from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.measure.memory import out_of_memory
 
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
@@ -401,6 +401,12 @@ def _in_a_line(error: BaseException) -> str:
         return str(error)
     memory = out_of_memory(error)
     return f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
+
+
+def words(error: BaseException) -> str:
+    """An error in one line; of one of ours its message alone, and of a lack of memory what is known of that."""
+    told = str(error) if isinstance(error, AttnbenchError) else said(error)
+    return (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")
 
 
 def gap(a: Tensor, b: Tensor) -> float:

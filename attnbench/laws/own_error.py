@@ -23,10 +23,9 @@ from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import without_core
-from attnbench.errors import AttnbenchError, Unsupported, said
+from attnbench.errors import Unsupported
 from attnbench.laws.exact_error import generated
-from attnbench.laws.laws import Case, gradients_along
-from attnbench.measure.memory import out_of_memory
+from attnbench.laws.laws import Case, gradients_along, words
 from attnbench.suite.cell import Cell
 
 PAIRS, PAIRS_ON_GPU = 2**23, 2**26
@@ -172,7 +171,7 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
     except _SlowFormula:
         return OwnError(note=f"own error: its formula takes more than {SECONDS:g} s; fewer tokens have one")
     except Exception as error:  # more memory than there is, say
-        return OwnError(note=f"own error: its formula raises {_words(error)}")
+        return OwnError(note=f"own error: its formula raises {words(error)}")
     found = _compared(output, exact)
     if found.output is None:
         return found
@@ -185,7 +184,7 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
             leaves = [x.detach().requires_grad_() for x in given]
             grads = gradients_along(module(*leaves), leaves, direction.to(asked.device))
     except Exception as error:  # a kernel without a backward pass, say
-        return replace(found, note=f"own error: no gradients: {_words(error)}")
+        return replace(found, note=f"own error: no gradients: {words(error)}")
     return replace(found, grad=_worst([x.to(there) for x in grads], wanted))
 
 
@@ -193,8 +192,3 @@ def _worst(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float | None:
     least = _NOTHING * max(float(x.norm()) for x in wanted)
     each = [relative_error(a, b) for a, b in zip(found, wanted, strict=True) if float(b.norm()) > least]
     return max(each, default=None)
-
-
-def _words(error: Exception) -> str:
-    told = str(error) if isinstance(error, AttnbenchError) else said(error)
-    return (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")
