@@ -142,10 +142,7 @@ def inputs_untouched(case: Case) -> Iterator[Measured]:
 def gradient_modes(case: Case) -> Iterator[Measured]:
     """Without gradients, in no_grad and in inference_mode, the output is the same."""
     inputs = case.draw(grad=True)
-    masks = [None]
-    if case.traits.key_padding:
-        masks.append((torch.arange(case.shape.N) < 19).expand(2, -1))  # type: ignore[arg-type]  # a list of both
-    for mask in masks:
+    for mask in case.key_masks():
         expected = case.module()(*inputs, key_mask=mask)
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():

@@ -307,7 +307,7 @@ def load_warning() -> str | None:
     busy, cores = others.cores(), available_cores()
     if busy is None or busy < 0.5:
         return None
-    there = f"{quantity(cores, 'core')}"
+    there = quantity(cores, "core")
     return f"other programs use {busy:.1f} of {there} as the run begins: close them or expect wide intervals"
 
 

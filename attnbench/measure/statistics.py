@@ -346,10 +346,8 @@ def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:
 
     freedom = np.array([sum(len(run) - 1.0 for run in runs) for runs in cells])
     squares = np.array([sum(float(((run - run.mean()) ** 2).sum()) for run in runs) for runs in cells])
-    own, share = (
-        np.maximum(squares / freedom, 1e-12),
-        [sum(1 / len(run) for run in runs) / len(runs) ** 2 for runs in cells],
-    )
+    own = np.maximum(squares / freedom, 1e-12)
+    share = [sum(1 / len(run) for run in runs) / len(runs) ** 2 for runs in cells]
     if len(cells) < FEWEST_VISITS:
         return own * share, freedom
     logs = np.log(own) - digamma(freedom / 2) + np.log(freedom / 2)
