@@ -213,7 +213,7 @@ def _padded(subject: BitsSubject) -> Iterator[Pair]:
 def _training(subject: BitsSubject) -> Callable[[], list[tuple[str, Tensor]]]:
     """A forward and backward pass: the output and the gradients of inputs and parameters, with their names."""
     module, leaves = subject.module(), [x.requires_grad_() for x in subject.draw(2)]
-    wanted = dict(zip(subject.case.names, leaves, strict=True)) | dict(module.named_parameters())
+    wanted = subject.case.named(leaves) | dict(module.named_parameters())
     directions = torch.Generator().manual_seed(2)
     with torch.no_grad():
         shape = module(*(x.detach() for x in leaves)).shape

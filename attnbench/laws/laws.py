@@ -268,6 +268,10 @@ class Case:
         """The names of what :meth:`draw` draws."""
         return ("q", "k", "v", *(read.name for read in self.traits.reads)) if self.operator else ("x",)
 
+    def named(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What :meth:`draw` draws, by name."""
+        return dict(zip(self.names, inputs, strict=True))
+
     def times(self, inputs: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
         """The inputs with q, k and v, or x, so many times as large; gates keep to their ranges."""
         return [x * factor for x in inputs[:3]] + list(inputs[3:])
@@ -446,6 +450,16 @@ def apart(found: Tensor, expected: Tensor, bound: float, what: str) -> Measured:
     """The gap of two tensors against a bound; the fault is ``what`` and by how much: ``the output differs by 0.1``."""
     far = gap(found, expected)
     return Measured(far, bound, f"{what} by {far:.2g}")
+
+
+def gradients_apart(
+    named: Mapping[str, Tensor], out: Tensor, expected: Tensor, bound: float, what: str
+) -> Iterator[Measured]:
+    """The gaps of the gradients of two outputs, for one direction and inputs by name; faults begin with ``what``."""
+    direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5))
+    one, other = (gradients_along(y, list(named.values()), direction) for y in (out, expected))
+    for name, a, b in zip(named, one, other, strict=True):
+        yield apart(a, b, bound, f"{what} the gradient of {name} differs")
 
 
 def worst_place(a: Tensor, b: Tensor) -> list[int]:
