@@ -41,8 +41,10 @@ class Answers:
         low, high = _wilson(int(self.right.sum()), max(1, int(self.asked.sum())))
         if not self.per_token:
             return low, high
-        drawn = np.random.default_rng(0).integers(len(self.right), size=(_RESAMPLES, len(self.right)))
-        shares = self.right[drawn].sum(1) / np.maximum(1, self.asked[drawn].sum(1))
+        random, shares = np.random.default_rng(0), list[float]()
+        for _ in range(_RESAMPLES):  # one after the other: all at once take gigabytes for a long test
+            drawn = random.integers(len(self.right), size=len(self.right))
+            shares.append(self.right[drawn].sum() / max(1, self.asked[drawn].sum()))
         least, most = np.quantile(shares, (0.025, 0.975))
         return min(low, float(least)), max(high, float(most))
 
