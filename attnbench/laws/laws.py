@@ -269,7 +269,7 @@ class Case:
         return ("q", "k", "v", *(read.name for read in self.traits.reads)) if self.operator else ("x",)
 
     def named(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What :meth:`draw` draws, by name."""
+        """Inputs as :meth:`draw` gives them, by name."""
         return dict(zip(self.names, inputs, strict=True))
 
     def times(self, inputs: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:

@@ -120,7 +120,7 @@ def _field(path: Path, name: str) -> int:
 
 
 def text_of(path: Path) -> str:
-    """What a file of the system says; empty if it cannot be read."""
+    """The text of a file of the system; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):
