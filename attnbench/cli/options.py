@@ -464,7 +464,7 @@ class SwapOptions(TypedDict, total=False):
         Default("all"),
     ]
     redraw: Annotated[int, Count(min=0, help="Draw random features again every N steps; 0: never."), Default(0)]
-    seeds: Annotated[int, Count(min=1, max=100, help="Visits of each variant."), Default(1)]
+    seeds: Annotated[Seeds, Default(1)]
     device: Annotated[Device, Default("auto")]
     threads: Threads
     cell_timeout: Annotated[

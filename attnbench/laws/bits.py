@@ -18,10 +18,9 @@ from torch import Tensor, nn
 
 from attnbench.contract.capabilities import Decoding
 from attnbench.contract.problem.shape import Shape
-from attnbench.errors import AttnbenchError, Unsupported, said
-from attnbench.laws.laws import Case, gradients_along, worst_place
+from attnbench.errors import Unsupported
+from attnbench.laws.laws import Case, gradients_along, words, worst_place
 from attnbench.measure.cuda_events import CudaEvents
-from attnbench.measure.memory import out_of_memory
 from attnbench.measure.time import TimingRules, measure_time, summarise
 
 BATCHES = (2, 3, 8, 64)
@@ -110,9 +109,7 @@ def ask(question: str, subject: BitsSubject) -> Answer:
     except Unsupported as reason:
         return replace(found, equal=None, why=str(reason))
     except Exception as error:  # somebody else's code, or a kernel without a deterministic form
-        told = str(error) if isinstance(error, AttnbenchError) else said(error)
-        told = (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")
-        return replace(found, equal=None, why=f"it raises {told}")
+        return replace(found, equal=None, why=f"it raises {words(error)}")
     return found
 
 
@@ -216,8 +213,7 @@ def _padded(subject: BitsSubject) -> Iterator[Pair]:
 def _training(subject: BitsSubject) -> Callable[[], list[tuple[str, Tensor]]]:
     """A forward and backward pass: the output and the gradients of inputs and parameters, with their names."""
     module, leaves = subject.module(), [x.requires_grad_() for x in subject.draw(2)]
-    names = "qkv" if len(leaves) == 3 else "x" if len(leaves) == 1 else list(map(str, range(len(leaves))))
-    wanted = dict(zip(names, leaves, strict=True)) | dict(module.named_parameters())
+    wanted = subject.case.named(leaves) | dict(module.named_parameters())
     directions = torch.Generator().manual_seed(2)
     with torch.no_grad():
         shape = module(*(x.detach() for x in leaves)).shape

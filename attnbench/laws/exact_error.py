@@ -240,7 +240,7 @@ def hold_rows(
         exact = torch.cat([formula(row, v) for row in rows], 2)
     found = output[example : example + 1][:, :, [row - first for row in rows]]
     bound = roundings(q.detach(), k.detach(), biased=bias is not None) * torch.finfo(dtype).eps
-    if exact.any() and (off := relative_error(found.to(there), exact)) > bound:
+    if exact.any() and not (off := relative_error(found.to(there), exact)) <= bound:  # NaN is beyond it, too
         raise beyond_rounding(off, dtype)
     if not backward:
         return
@@ -423,19 +423,19 @@ def _new_problem(
     inputs: Spec, shape: Shape, seed: int, dtype: torch.dtype, device: str, padding: float, prompt: int
 ) -> _DrawnProblem:
     q, k, v = (tensor.to(dtype) for tensor in draw_qkv(inputs, shape, seed))
-    # MPS has no float64.
-    asked, *there = (tensor.to("cpu" if device == "mps" else device) for tensor in (q[:, :, prompt:], k, v))
+    there = "cpu" if device == "mps" else device  # MPS has no float64
+    asked = [tensor.to(there) for tensor in (q[:, :, prompt:], k, v)]
     block = max(1, min(512, _ORACLE_LOGITS // (shape.B * shape.H * shape.M)))
     bias = position_bias(shape)
     if bias is not None:
-        bias = bias.to("cpu" if device == "mps" else device, dtype).requires_grad_(False)
+        bias = bias.to(there, dtype).requires_grad_(False)
     sink = sink_of(shape)
-    of_heads = None if sink is None else sink.logit.detach().to("cpu" if device == "mps" else device, dtype)
+    of_heads = None if sink is None else sink.logit.detach().to(there, dtype)
     mask = key_mask(shape, padding)
-    seen = None if mask is None else mask.to("cpu" if device == "mps" else device)
+    seen = None if mask is None else mask.to(there)
     causal = replace(Visible.of(shape), start=prompt) if prompt else masked(shape) or shape.causal
-    exact = exact_attention(asked, *there, causal=causal, bias=bias, sink=of_heads, block=block, key_mask=seen)
-    trivial = mean_of_visible(v, asked.shape[2], causal=causal, key_mask=mask)
+    exact = exact_attention(*asked, causal=causal, bias=bias, sink=of_heads, block=block, key_mask=seen)
+    trivial = mean_of_visible(v, q.shape[2] - prompt, causal=causal, key_mask=mask)
     trivial = of_query_heads(trivial, shape.H).to(exact.device)
     real = None if shape.cross else mask
     exact, trivial = _rows(exact, real), _rows(trivial, real)

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from attnbench.catalogue.build import build
-from attnbench.laws.laws import Case, Measured, apart, gap, gradients_along, law
+from attnbench.laws.laws import Case, Measured, apart, gap, gradients_along, gradients_apart, law
 from attnbench.measure.flops import move_fake
 
 LENGTHS = (1, 2, 7, 12, 29)
@@ -95,11 +95,8 @@ def _asked(case: Case, module: nn.Module, x: Tensor, source: Tensor) -> Iterator
         if oracle is not None and good:
             expected = oracle(leaves[0], source=leaves[1], key_mask=mask)
             yield Measured(gap(out, expected), case.close, f"not the formula with {M} tokens of a source{what}")
-            direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(3))
-            for name, mine, other in zip(
-                ("x", "the source"), *(gradients_along(y, leaves, direction) for y in (out, expected)), strict=True
-            ):
-                yield Measured(gap(mine, other), 10 * case.close, f"another gradient for {name}{what}")
+            named = {"x": leaves[0], "the source": leaves[1]}
+            yield from gradients_apart(named, out, expected, 10 * case.close, f"asking a source{what},")
     others = torch.where(padded[..., None], source, torch.nan)
     spoilt, clean = (module(x, source=one, key_mask=padded) for one in (others, source))
     yield apart(spoilt, clean, case.close, "NaN in padded tokens of a source moves the output")
@@ -142,10 +139,7 @@ def inputs_untouched(case: Case) -> Iterator[Measured]:
 def gradient_modes(case: Case) -> Iterator[Measured]:
     """Without gradients, in no_grad and in inference_mode, the output is the same."""
     inputs = case.draw(grad=True)
-    masks = [None]
-    if case.traits.key_padding:
-        masks.append((torch.arange(case.shape.N) < 19).expand(2, -1))  # type: ignore[arg-type]  # a list of both
-    for mask in masks:
+    for mask in case.key_masks():
         expected = case.module()(*inputs, key_mask=mask)
         for mode in (torch.no_grad, torch.inference_mode):
             with mode():

@@ -59,7 +59,7 @@ def formula_gradients(case: Case) -> Iterator[Measured]:
     if oracle is None:
         return
     inputs = case.draw(grad=True)
-    named = dict(zip(case.names, inputs, strict=True)) | dict(module.named_parameters())
+    named = case.named(inputs) | dict(module.named_parameters())
     ours, theirs = (_gradients(function(*inputs), named) for function in (module, oracle))
     for name, expected in theirs.items():
         yield apart(ours[name], expected, 10 * case.close, f"the gradient of {name} differs from the formula's")

@@ -41,16 +41,22 @@ def formula_of(entry: Variant, module: nn.Module, causal: bool) -> Formula:
     return module
 
 
-@torch.no_grad()
-def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
+def weights_of(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
     """The matrix of each head, from values that are the columns of I, as many at a time as a head is wide.
 
-    q ``(1, H, N, D)``, k ``(1, H, M, D)`` -> ``(H, N, M)``; weight (i, j) is the part of value j in output i.
+    q ``(B, H, N, D)``, k ``(B, H, M, D)`` -> ``(B, H, N, M)``; weight (i, j) is the part of value j in output i.
+    Gradients pass through it.
     """
-    _, H, M, D = k.shape
-    identity = nn.functional.pad(torch.eye(M, dtype=q.dtype, device=q.device), (0, -M % D))
-    parts = [formula(q, k, columns.expand(1, H, M, D).contiguous()) for columns in torch.split(identity, D, dim=1)]
-    return torch.cat(parts, -1)[0, :, :, :M]
+    B, H, M, D = k.shape
+    identity = nn.functional.pad(torch.eye(M, dtype=k.dtype, device=k.device), (0, -M % D))
+    parts = [formula(q, k, columns.expand(B, H, M, D).contiguous()) for columns in torch.split(identity, D, dim=1)]
+    return torch.cat(parts, -1)[..., :M]
+
+
+@torch.no_grad()
+def implied(formula: Formula, q: Tensor, k: Tensor) -> Tensor:
+    """The matrix of each head ``(H, N, M)`` of a single example, without gradients."""
+    return weights_of(formula, q, k)[0]
 
 
 @torch.no_grad()

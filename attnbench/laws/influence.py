@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from attnbench.contract.capabilities import chooser
-from attnbench.laws.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, law
+from attnbench.laws.laws import Case, DoesNotWork, Measured, apart, gap, gradients_along, gradients_apart, law
 
 SINGLE = 2e-5
 """Largest gap of two ways to the same numbers in float32."""
@@ -212,7 +212,7 @@ def anything_in_padding(case: Case) -> Iterator[Measured]:
 def _real_parts(case: Case, inputs: list[Tensor], mask: Tensor, real: Tensor) -> dict[str, Tensor]:
     module = case.module()
     leaves = [x.detach().requires_grad_() for x in inputs]
-    wanted = dict(zip(case.names, leaves, strict=True)) | dict(module.named_parameters())
+    wanted = case.named(leaves) | dict(module.named_parameters())
     out = torch.where(real, module(*leaves, key_mask=mask), 0.0)
     grads = gradients_along(out, list(wanted.values()), 2 * out.detach())
     found = [torch.where(real, x, 0.0) for x in grads[: len(leaves)]] + list(grads[len(leaves) :])
@@ -355,10 +355,7 @@ def _alone(case: Case, module: nn.Module, inputs: list[Tensor], lengths: list[in
             out, expected, what = out * case.real(mask), expected * case.real(mask), f"{what}, padded,"
         yield apart(out, expected, case.close, f"{what} it differs from its documents alone")
         if inputs[0].requires_grad:
-            direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5))
-            grads = (gradients_along(y, inputs, direction) for y in (out, expected))
-            for name, a, b in zip(case.names, *grads, strict=True):
-                yield apart(a, b, 10 * case.close, f"{what} the gradient of {name} differs from that alone")
+            yield from gradients_apart(case.named(inputs), out, expected, 10 * case.close, what)
 
 
 @law("permutation", applies=lambda case: not case.causal and case.traits.permutable is not None)

@@ -25,7 +25,7 @@ from attnbench.contract.problem.visible import Visible
 from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import Traits, Variant
-from attnbench.errors import Unsupported, said
+from attnbench.errors import AttnbenchError, Unsupported, said
 from attnbench.measure.memory import out_of_memory
 
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
@@ -268,6 +268,10 @@ class Case:
         """The names of what :meth:`draw` draws."""
         return ("q", "k", "v", *(read.name for read in self.traits.reads)) if self.operator else ("x",)
 
+    def named(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Inputs as :meth:`draw` gives them, by name."""
+        return dict(zip(self.names, inputs, strict=True))
+
     def times(self, inputs: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
         """The inputs with q, k and v, or x, so many times as large; gates keep to their ranges."""
         return [x * factor for x in inputs[:3]] + list(inputs[3:])
@@ -337,8 +341,8 @@ class Law:
     def examine(self, case: Case) -> list[Finding]:
         """Every number that the law measures in this case; none if the mathematics does not allow the case.
 
-        A counterexample must repeat to break a law: in one of two retries with new modules, in float32 for a user's
-        own, which may compute in it. Anything else that is raised says nothing of the variant.
+        A law that is broken is asked once more, with new modules, and in float32 for a user's own, which may compute in
+        it. It must be broken then as well. Anything else that is raised says nothing of the variant.
         """
         found = self._ask(case)
         if all(one.held for one in found) or any(one.final for one in found):
@@ -403,6 +407,12 @@ def _in_a_line(error: BaseException) -> str:
     return f"out of memory: {memory}" if memory else said(error).partition("\n")[0].rstrip(": ")
 
 
+def words(error: BaseException) -> str:
+    """An error in one line; of one of ours its message alone, and of a lack of memory what is known of that."""
+    told = str(error) if isinstance(error, AttnbenchError) else said(error)
+    return (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")
+
+
 def gap(a: Tensor, b: Tensor) -> float:
     """Largest difference of two tensors, in units of the larger of 1 and the largest entry of b."""
     if a.shape != b.shape:
@@ -440,6 +450,16 @@ def apart(found: Tensor, expected: Tensor, bound: float, what: str) -> Measured:
     """The gap of two tensors against a bound; the fault is ``what`` and by how much: ``the output differs by 0.1``."""
     far = gap(found, expected)
     return Measured(far, bound, f"{what} by {far:.2g}")
+
+
+def gradients_apart(
+    named: Mapping[str, Tensor], out: Tensor, expected: Tensor, bound: float, what: str
+) -> Iterator[Measured]:
+    """The gaps of the gradients of two outputs, for one direction and inputs by name; faults begin with ``what``."""
+    direction = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(5))
+    one, other = (gradients_along(y, list(named.values()), direction) for y in (out, expected))
+    for name, a, b in zip(named, one, other, strict=True):
+        yield apart(a, b, bound, f"{what} the gradient of {name} differs")
 
 
 def worst_place(a: Tensor, b: Tensor) -> list[int]:

@@ -23,10 +23,9 @@ from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.reference import exact_attention, relative_error
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import without_core
-from attnbench.errors import AttnbenchError, Unsupported, said
+from attnbench.errors import Unsupported
 from attnbench.laws.exact_error import generated
-from attnbench.laws.laws import Case, gradients_along
-from attnbench.measure.memory import out_of_memory
+from attnbench.laws.laws import Case, gradients_along, words
 from attnbench.suite.cell import Cell
 
 PAIRS, PAIRS_ON_GPU = 2**23, 2**26
@@ -103,10 +102,17 @@ def _of_steps(cell: Cell) -> OwnError:
     with torch.inference_mode():
         found = generated(cell, asked.module(), given, prompt).to(there)
         exact = asked.module().to(there).double()(*(x.to(there).double() for x in given))[:, :, prompt:]
-    if not found.isfinite().all():
+    return _compared(found, exact)
+
+
+def _compared(output: Tensor, exact: Tensor) -> OwnError:
+    if not output.isfinite().all():
         return OwnError(note="own error: the output holds NaN or infinity")
-    late = slice(exact.shape[2] // 2, None)
-    return OwnError(relative_error(found, exact), relative_error(found[:, :, late], exact[:, :, late]))
+    if not exact.any():
+        return OwnError(note="own error: the formula's output is 0")
+    late = slice(exact.shape[-2] // 2, None)
+    of_late = relative_error(output[..., late, :], exact[..., late, :]) if exact[..., late, :].any() else None
+    return OwnError(relative_error(output, exact), of_late)
 
 
 class _SlowFormula(Exception):  # an answer, not an error
@@ -153,8 +159,6 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
         module = asked.adapt(module)
     with torch.inference_mode():
         output = module(*given).to(there)
-    if not output.isfinite().all():
-        return OwnError(note="own error: the output holds NaN or infinity")
     generator = torch.Generator().manual_seed(asked.seed)
     direction = torch.randn(output.shape, generator=generator).to(asked.dtype)
     try:
@@ -167,23 +171,20 @@ def _found(asked: _FormulaQuestion, inputs: Sequence[Tensor], *, distance: bool 
     except _SlowFormula:
         return OwnError(note=f"own error: its formula takes more than {SECONDS:g} s; fewer tokens have one")
     except Exception as error:  # more memory than there is, say
-        return OwnError(note=f"own error: its formula raises {_words(error)}")
-    if not exact.any():
-        return OwnError(note="own error: the formula's output is 0")
-    late = slice(exact.shape[-2] // 2, None)
-    far = None
+        return OwnError(note=f"own error: its formula raises {words(error)}")
+    found = _compared(output, exact)
+    if found.output is None:
+        return found
     if distance:
         with torch.no_grad():
             far = relative_error(output, exact_attention(*wide[:3], causal=asked.case.causal))
-    found = OwnError(
-        relative_error(output, exact), relative_error(output[..., late, :], exact[..., late, :]), distance=far
-    )
+        found = replace(found, distance=far)
     try:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_() for x in given]
             grads = gradients_along(module(*leaves), leaves, direction.to(asked.device))
     except Exception as error:  # a kernel without a backward pass, say
-        return replace(found, note=f"own error: no gradients: {_words(error)}")
+        return replace(found, note=f"own error: no gradients: {words(error)}")
     if not all(x.isfinite().all() for x in grads):
         return replace(found, note="own error: the gradients hold NaN or infinity")
     return replace(found, grad=_worst([x.to(there) for x in grads], wanted))
@@ -193,8 +194,3 @@ def _worst(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float | None:
     least = _NOTHING * max(float(x.norm()) for x in wanted)
     each = [relative_error(a, b) for a, b in zip(found, wanted, strict=True) if float(b.norm()) > least]
     return max(each, default=None)
-
-
-def _words(error: Exception) -> str:
-    told = str(error) if isinstance(error, AttnbenchError) else said(error)
-    return (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")

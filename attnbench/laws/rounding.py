@@ -69,8 +69,8 @@ def _errors(case: Case, n: int) -> dict[str, float]:
     module = case.module(shape, dtype=dtype)
     inputs, direction = (case.draw(shape, dtype=dtype, seed=seed) for seed in (n, n + 1))
     exactly = copy.deepcopy(module).double()
-    exact = _results(exactly, exactly, _named(case, [x.double() for x in inputs]), direction[0])
-    found = _results(module, module, _named(case, inputs), direction[0])
+    exact = _results(exactly, exactly, case.named([x.double() for x in inputs]), direction[0])
+    found = _results(module, module, case.named(inputs), direction[0])
     return {
         name: relative_error(found[name], x) / ROUNDING[dtype]
         for name, x in exact.items()
@@ -91,8 +91,8 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
         if formula is None or exact_formula is None:
             return
         inputs, direction = (case.draw(shape, dtype=dtype, seed=LENGTH + 2 * seed + i) for i in (0, 1))
-        exact = _results(exact_formula, exactly, _named(case, [x.double() for x in inputs]), direction[0])
-        found, of_formula = (_results(one, module, _named(case, inputs), direction[0]) for one in (module, formula))
+        exact = _results(exact_formula, exactly, case.named([x.double() for x in inputs]), direction[0])
+        found, of_formula = (_results(one, module, case.named(inputs), direction[0]) for one in (module, formula))
         large = [name for name, x in list(exact.items())[: len(inputs) + 1] if x.norm() > 0]
         if seed < DRAWS and any(relative_error(found[x], exact[x]) > SAME * ROUNDING[dtype] for x in large):
             continue
@@ -108,10 +108,6 @@ def _beside_its_formula(case: Case) -> Iterator[Measured]:
         error, formulas = error / size / ROUNDING[dtype], max(formulas / size / ROUNDING[dtype], LEAST)
         fault = f"in float32 {name} is {error:.0f} times its rounding off, that of the formula {formulas:.1f} times"
         yield Measured(error / formulas, TIMES, fault)
-
-
-def _named(case: Case, inputs: list[Tensor]) -> dict[str, Tensor]:
-    return dict(zip(case.names, inputs, strict=True))
 
 
 def _results(

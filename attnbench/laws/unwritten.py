@@ -30,7 +30,7 @@ class Unwritten(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ty
 
     def __init__(self, *, poisoned: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self._fill = _poison if poisoned else _clear
+        self._fill = _poison if poisoned else Tensor.zero_
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = args[0].numel() if func.overloadpacket is torch.ops.aten.resize_ else 0
@@ -45,10 +45,6 @@ def _poison(x: Tensor) -> None:
         x.fill_(float("nan"))
     else:
         x.fill_(True if x.dtype == torch.bool else torch.iinfo(x.dtype).max)
-
-
-def _clear(x: Tensor) -> None:
-    x.zero_()
 
 
 @law("unwritten memory", of_any=True)

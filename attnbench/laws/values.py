@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from time import process_time
 from typing import cast
@@ -27,7 +27,7 @@ from attnbench.laws.laws import (
     NothingClaimed,
     apart,
     gap,
-    gradients_along,
+    gradients_apart,
     law,
     worst_place,
 )
@@ -112,10 +112,8 @@ def average(case: Case) -> Iterator[Measured]:
 def exact(case: Case) -> Iterator[Measured]:
     """It equals softmax attention."""
     module, inputs = case.module(), case.draw()
-    masks = [None]
-    if case.traits.key_padding:
-        masks.append(torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6)  # type: ignore[arg-type]  # a list of both
-    for key_mask in masks:
+    some = torch.rand(2, case.shape.N, generator=torch.Generator().manual_seed(2)) < 0.6
+    for key_mask in (None, some) if case.traits.key_padding else (None,):
         expected = exact_attention(*inputs, causal=case.causal, key_mask=key_mask)
         out = module(*inputs, key_mask=key_mask)
         yield apart(out, expected, case.rounding, "it differs from softmax attention")
@@ -170,7 +168,8 @@ def _hidden(case: Case, shape: Shape, what: str) -> Iterator[Measured]:
             out, expected = out * case.real(key_mask), expected * case.real(key_mask)
         yield apart(out, expected, case.close, f"{what}{padded} it differs from the formula")
         if inputs[0].requires_grad:
-            yield from _gradients([*inputs, *own], out, expected, 10 * case.close, f"{what}{padded} ")
+            named = case.named(inputs) | dict(zip(["the sink"], own, strict=False))
+            yield from gradients_apart(named, out, expected, 10 * case.close, f"{what}{padded}")
     if not shape.q_start and not case.traits.compiled:
         yield from _decoded_too(case, inputs, shape)
 
@@ -210,7 +209,7 @@ def shared_heads(case: Case) -> Iterator[Measured]:
     far = gap(out, expected)
     what = f"with {shape.K} heads of keys for {shape.H} of queries, head {head} differs by {far:.2g} from itself alone"
     yield Measured(far, case.close, what)
-    yield from _gradients(inputs, out, expected, case.close, "summed over the heads that share it, ", case.names)
+    yield from gradients_apart(case.named(inputs), out, expected, case.close, "summed over the heads that share it,")
     for mask in filter(torch.is_tensor, case.key_masks(5)):
         out, expected = together(*inputs, key_mask=mask), each(alone, *inputs, key_mask=mask)
         yield apart(out * case.real(mask), expected * case.real(mask), case.close, "padded, it differs from its heads")
@@ -232,15 +231,6 @@ def _in_turn(alone: nn.Module, q: Tensor, *others: Tensor, key_mask: Tensor | No
     return torch.stack([alone(one, *others, key_mask=key_mask) for one in of_group], 2).flatten(1, 2)
 
 
-def _gradients(
-    inputs: list[Tensor], found: Tensor, expected: Tensor, bound: float, what: str = "", names: Sequence[str] = "qkv"
-) -> Iterator[Measured]:
-    direction = torch.randn(found.shape, dtype=found.dtype, generator=torch.Generator().manual_seed(5))
-    one, other = (gradients_along(y, inputs, direction) for y in (found, expected))
-    for name, a, b in zip((*names, "the sink"), one, other, strict=False):
-        yield apart(a, b, bound, f"{what}the gradient of {name} differs")
-
-
 def _decoded_too(case: Case, inputs: list[Tensor], shape: Shape) -> Iterator[Measured]:
     if case.causal and case.traits.decode:
         yield _decoded(case, [x.detach() for x in inputs], 9, case.close, shape)
@@ -259,7 +249,7 @@ def value_width(case: Case) -> Iterator[Measured]:
     out = wide(*inputs)
     what = f"with values {D + more} wide"
     yield apart(out, expected, case.close, f"{what} the output differs")
-    yield from _gradients(inputs, out, expected, case.close, f"{what} ", case.names)
+    yield from gradients_apart(case.named(inputs), out, expected, case.close, what)
     few = [x[..., :1] if x.shape[-1] == D + more else x for x in gates]
     narrow = case.module(replace(case.shape, v_dim=1))(q, k, v[..., :1], *few)
     yield apart(narrow, expected[..., :1], case.close, "with values 1 wide the output differs")

@@ -76,7 +76,7 @@ def _groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
 
 def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
     """Version, folder, the group that the folder stands for, and the controllers of each tree."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         fields, (kind, *rest) = left.split(), right.split() or [""]
         if kind in ("cgroup", "cgroup2") and len(fields) > 4:
@@ -86,7 +86,7 @@ def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
 
 
 def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | None:
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (number == "0" and not controllers) if version == 2 else controller in controllers.split(","):
@@ -97,9 +97,9 @@ def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | Non
 def _share(group: _ControlGroup) -> float | None:
     with suppress(ValueError):
         if group.version == 2:
-            quota, period = map(float, _read(group.path / "cpu.max").split())
+            quota, period = map(float, text_of(group.path / "cpu.max").split())
         else:
-            quota, period = (float(_read(group.path / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+            quota, period = (float(text_of(group.path / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
         if quota > 0 and period > 0:
             return quota / period
     return None
@@ -108,18 +108,19 @@ def _share(group: _ControlGroup) -> float | None:
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
     for group in _groups("memory", root):
         limit, used = ("max", "current") if group.version == 2 else ("limit_in_bytes", "usage_in_bytes")
-        allowed, taken = (_read(group.path / f"memory.{name}").strip() for name in (limit, used))
+        allowed, taken = (text_of(group.path / f"memory.{name}").strip() for name in (limit, used))
         if allowed.isdigit() and int(allowed) < _NO_LIMIT:
             cached = _field(group.path / "memory.stat", "inactive_file")
             yield int(allowed), int(taken) - cached if taken.isdigit() else 0
 
 
 def _field(path: Path, name: str) -> int:
-    found = re.search(rf"^{name} (\d+)$", _read(path), re.MULTILINE)
+    found = re.search(rf"^{name} (\d+)$", text_of(path), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a file of the system; empty if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, ValueError):

@@ -54,10 +54,12 @@ def crossover(lengths: Sequence[int], ratios: Sequence[Ratio | None], *, names: 
     if not decided:
         same = len(rows) == len(lengths) and set(verdicts) == {"same"}
         return Crossover(None, None, None, "none: the same at every length" if same else "no difference found")
-    undecided = set(asked) - wins[0] - wins[1]
-    if not undecided:
+    measured = {n for n, _ in rows}
+    reasons = {"no difference found": measured - wins[0] - wins[1], "no ratio": set(asked) - measured}
+    elsewhere = " or ".join(reason for reason, some in reasons.items() if some)
+    if not elsewhere:
         return Crossover(None, None, None, f"not in range: {names[0 if wins[0] else 1]} is faster throughout")
-    return Crossover(None, None, None, f"not in range: {where}, no difference found elsewhere")
+    return Crossover(None, None, None, f"not in range: {where}, {elsewhere} elsewhere")
 
 
 def _interpolate(points: Sequence[tuple[int, float]]) -> float:

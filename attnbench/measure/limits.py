@@ -139,7 +139,7 @@ def faster_of(first: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, A
 
 
 def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
-    sampler, clean = Sampler(WallClock(sync=lambda: _synchronise(device)), call), list[float]()
+    sampler, clean = Sampler(WallClock(sync=lambda: synchronise(device)), call), list[float]()
     sampler.take(1)
     for _ in range(TRIES * rounds):
         sample = sampler.take(1)
@@ -152,7 +152,8 @@ def _best(device: str, rounds: int, call: Callable[[], object]) -> float:
     return min(clean, default=inf)
 
 
-def _synchronise(device: str) -> None:
+def synchronise(device: str) -> None:
+    """Wait until a device has done its work so far; a CPU always has."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     elif device == "mps":

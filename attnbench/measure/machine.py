@@ -18,6 +18,7 @@ from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.measure import cgroup
+from attnbench.measure.cgroup import text_of
 from attnbench.text import quantity, without_secrets
 from attnbench.units import format_bytes
 
@@ -83,7 +84,7 @@ def total_memory_bytes() -> int | None:
 
 def address_space() -> int | None:
     """Bytes of address space that this process has; None if the kernel does not say."""
-    fields = _read(Path("/proc/self/statm")).split()
+    fields = text_of(Path("/proc/self/statm")).split()
     return int(fields[0]) * os.sysconf("SC_PAGE_SIZE") if fields else None
 
 
@@ -91,7 +92,7 @@ def available_memory_bytes() -> int | None:
     """Memory available without swapping and within the limits of control groups; None if unknown."""
     free = cgroup.free_memory_bytes()
     sizes = [] if free is None else [free]
-    for line in _read(Path("/proc/meminfo")).splitlines():
+    for line in text_of(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
             sizes.append(int(line.split()[1]) * 1024)
     return min(sizes, default=None)
@@ -292,7 +293,7 @@ def rates(environment: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def host() -> str:
     """Eight hex digits that stand for this host, the same after a restart."""
-    return hashlib.sha256(f"{platform.node()}\n{_read(Path('/etc/machine-id'))}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{platform.node()}\n{text_of(Path('/etc/machine-id'))}".encode()).hexdigest()[:8]
 
 
 def _described(environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +308,7 @@ def load_warning() -> str | None:
     busy, cores = others.cores(), available_cores()
     if busy is None or busy < 0.5:
         return None
-    there = f"{quantity(cores, 'core')}"
+    there = quantity(cores, "core")
     return f"other programs use {busy:.1f} of {there} as the run begins: close them or expect wide intervals"
 
 
@@ -344,7 +345,7 @@ def noise_warning(noise: float | None, others: float | None) -> str | None:
 
 def _busy_seconds() -> float | None:
     """Seconds that all cores together have worked or lost to the host; None without /proc/stat."""
-    fields = _read(Path("/proc/stat")).partition("\n")[0].split()
+    fields = text_of(Path("/proc/stat")).partition("\n")[0].split()
     if len(fields) < 9 or fields[0] != "cpu":
         return None
     user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[1:9])
@@ -358,7 +359,7 @@ def _own_seconds() -> float:
 
 def processor() -> str:
     """The processor's name, as the system knows it."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in text_of(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or sys.platform
@@ -373,14 +374,7 @@ def instructions() -> str:
     """The processor's instructions that torch and oneDNN may use; one name may stand for several processors."""
     import torch
 
-    lines = _read(Path("/proc/cpuinfo")).splitlines()
+    lines = text_of(Path("/proc/cpuinfo")).splitlines()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
     limits = [f"{name}={os.environ[name]}" for name in _LIMITS if name in os.environ]
     return " ".join([torch.backends.cpu.get_cpu_capability(), *sorted(filter(_INSTRUCTIONS.fullmatch, flags)), *limits])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

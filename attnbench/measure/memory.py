@@ -21,6 +21,7 @@ from torch._C._profiler import RecordScope
 from torch.autograd.profiler import profile  # torch.profiler's imports torch's compiler, for a second
 
 from attnbench.errors import said
+from attnbench.measure.cgroup import text_of
 from attnbench.measure.machine import address_space
 from attnbench.units import format_bytes
 
@@ -164,8 +165,7 @@ def peak_resident_bytes(call: Callable[[], object]) -> int | None:
 
 
 def _status_kib(field: str) -> int | None:
-    with suppress(OSError):
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1])
+    for line in text_of(_STATUS).splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
     return None

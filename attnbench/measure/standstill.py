@@ -90,11 +90,11 @@ class Standstill:
 
     def between(self, start: Moment, end: Moment, calls: int = 1) -> bool:
         """True if the process stood still at some time between two moments, while it made ``calls`` calls."""
-        if end.continued != start.continued or end.asleep - start.asleep > _LEAST / 2:
-            return True
         passed = end.passed - start.passed
         idle = max(0.0, passed - (end.busy - start.busy))
         unusual = idle - calls * min(self._idle, default=idle / calls)
-        self._idle.append(idle / calls)
         self.waited = start.delay_until(end) if end.delays else max(0.0, unusual)
+        if end.continued != start.continued or end.asleep - start.asleep > _LEAST / 2:
+            return True
+        self._idle.append(idle / calls)
         return unusual > max(_LEAST, _SHARE * passed)

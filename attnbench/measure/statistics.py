@@ -126,16 +126,22 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
     if len(middles) < 2 or min(middles) <= 0:
         return None
     logs = np.log(middles)
-    half, middle = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs)), float(logs.mean())
-    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    half = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs))
+    low, high = _ends(float(logs.mean()), half)
     among = median([sample for one in rounds for sample in one])
     return min(low, among), max(high, among)
+
+
+def _ends(middle: float, half: float) -> tuple[float, float]:
+    """Ends of an interval of a time or ratio, from that of its logarithm."""
+    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
+    return low, high
 
 
 def spread_of_visits(rows: Iterable[Ends]) -> tuple[float, int]:
     """Variance of the logarithm of a visit's time by all these rows, and its degrees of freedom.
 
-    Few visits may agree by chance, so the variance is the upper end of its 80 % interval (that of normal visits). Both
+    Few visits may agree by chance, so it is a variance that the true one exceeds with 20 % (if visits are normal). Both
     are 0 without a row of several visits.
     """
     from scipy.special import chdtri  # takes a moment; scipy.stats takes a second
@@ -170,8 +176,7 @@ def joint_ratio(a: Ends, b: Ends, family: int, shared: tuple[float, int]) -> tup
         half = max(half, student(freedom, family) * math.sqrt(total))
     if fewest < FEWEST_VISITS:
         half = max(half, math.log1p(MODES))
-    low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
-    return low, high
+    return _ends(middle, half)
 
 
 @cache
@@ -341,10 +346,8 @@ def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:
 
     freedom = np.array([sum(len(run) - 1.0 for run in runs) for runs in cells])
     squares = np.array([sum(float(((run - run.mean()) ** 2).sum()) for run in runs) for runs in cells])
-    own, share = (
-        np.maximum(squares / freedom, 1e-12),
-        [sum(1 / len(run) for run in runs) / len(runs) ** 2 for runs in cells],
-    )
+    own = np.maximum(squares / freedom, 1e-12)
+    share = [sum(1 / len(run) for run in runs) / len(runs) ** 2 for runs in cells]
     if len(cells) < FEWEST_VISITS:
         return own * share, freedom
     logs = np.log(own) - digamma(freedom / 2) + np.log(freedom / 2)
@@ -401,7 +404,7 @@ def paired_ratio(
             return None
         spread = max(LEAST_SPREAD, float(np.std(middles, ddof=1)))
         half = student(len(middles) - 1, family) * spread / math.sqrt(len(middles))
-        return math.exp(middle - half), math.exp(middle + half)
+        return _ends(middle, half)
 
     low, high = ends(1) or (None, None)
     joint = ends(family * len(LOOKS))

@@ -338,7 +338,6 @@ class TimeSummary:
     iqr: float
     minimum: float
     used: int
-    contaminated: int
     warnings: tuple[str, ...]
 
 
@@ -389,6 +388,5 @@ def summarise(rounds: Sequence[Sequence[Sample]], *, quick: bool = False) -> Tim
         iqr=spread,
         minimum=min(seconds),
         used=len(seconds),
-        contaminated=contaminated + len(own) - len(seconds),
         warnings=tuple(warnings),
     )

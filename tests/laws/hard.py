@@ -169,12 +169,8 @@ class _SquareBackward(torch.autograd.Function):
         return torch.ones(n, n, dtype=grad.dtype).triu() @ grad
 
 
-class SquareBackward(nn.Module):
+class SquareBackward(Linear):
     """A sum of all earlier tokens, whose gradient is a product with an n × n matrix."""
-
-    def __init__(self, dim: int = 16) -> None:
-        super().__init__()
-        self.inner = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = _SquareBackward.apply(self.inner(x))  # type: ignore[no-untyped-call]  # untyped in torch
@@ -210,12 +206,8 @@ class Frozen(nn.Module):
         return (self.q(x) @ self.k(x).mT).softmax(-1) @ x
 
 
-class NoGradient(nn.Module):
+class NoGradient(Linear):
     """Nothing in it can be differentiated."""
-
-    def __init__(self, dim: int = 16) -> None:
-        super().__init__()
-        self.inner = nn.Linear(dim, dim)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -235,12 +227,8 @@ class Dies(Linear):
         return y
 
 
-class MixesExamples(nn.Module):
+class MixesExamples(Linear):
     """Takes the mean of a batch and its tokens away."""
-
-    def __init__(self, dim: int = 16) -> None:
-        super().__init__()
-        self.inner = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.inner(x - x.mean((0, 1)))
@@ -411,12 +399,8 @@ class Streaming(Attention):
         return (q @ k.mT).softmax(-1) @ v
 
 
-class BlindSpot(nn.Module):
+class BlindSpot(Linear):
     """Each block of 32 tokens reads the sum of those before it alone, so the first one reads nothing."""
-
-    def __init__(self, dim: int = 4) -> None:
-        super().__init__()
-        self.inner = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         n = x.shape[1]

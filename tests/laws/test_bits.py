@@ -131,6 +131,15 @@ def test_a_call_that_raises_is_a_reason_and_no_end(
     assert ask("the same call twice", in_place_of_linear(Raises)).equal
 
 
+def test_the_gradients_of_gates_have_the_names_of_the_gates() -> None:
+    core = Case(VARIANTS.get("gla").at("operator"), Spec("gla"), causal=True)
+    one = replace(BitsSubject.of(core, torch.float32), shape=replace(FEW, causal=True))
+    assert [name for name, _ in bits._training(one)()] == [
+        "the output",
+        *(f"the gradient of {name}" for name in ("q", "k", "v", "log2_decay")),
+    ]
+
+
 def test_threads_and_the_deterministic_mode_are_as_before() -> None:
     before = torch.get_num_threads()
     ask("one thread or two", subject("linear"))

@@ -22,9 +22,9 @@ from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.problem.visible import Visible
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import VARIANTS, No, Traits, register
-from attnbench.errors import BrokenContract, Unsupported, UsageError
+from attnbench.errors import AttnbenchError, BrokenContract, Unsupported, UsageError
 from attnbench.laws import exact_error
-from attnbench.laws.exact_error import ErrorResult, measure_error
+from attnbench.laws.exact_error import ErrorResult, hold_rows, measure_error
 from attnbench.suite.cell import Cell
 
 SHAPE = Shape(2, 2, 12, 8)
@@ -431,6 +431,15 @@ def test_one_draw_with_infinity_is_not_hidden_by_the_median_of_the_others() -> N
     result = measured("broken", draws=6)
     assert math.isnan(result.rel_error)
     assert result == ErrorResult("approximation", rel_error=result.rel_error)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1.01])
+def test_rows_of_nan_are_as_far_from_exact_as_any_others(wrong: float) -> None:
+    qkv = draw_qkv(parse_spec("gaussian"), SHAPE, 0)
+    exact = exact_attention(*qkv).to(qkv[0])
+    hold_rows(Exact(SHAPE), qkv, SHAPE, output=exact)
+    with pytest.raises(AttnbenchError, match="exact, but off by "):
+        hold_rows(Exact(SHAPE), qkv, SHAPE, output=exact * wrong)
 
 
 def test_no_draw_is_refused() -> None:

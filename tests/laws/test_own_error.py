@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated, Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Generator, Tensor, nn
 
+from attnbench.contract.inputs import INPUTS, register_input
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS, Traits, register
@@ -167,6 +170,36 @@ def test_without_a_number_there_is_a_reason(
     found = measured(variant, shape)
     assert (found.output, found.late, found.grad) == (None, None, None)
     assert words in found.note
+
+
+@pytest.fixture
+def zeros(monkeypatch: pytest.MonkeyPatch) -> Spec:
+    """An input whose values are 0, as those of a captured layer may be, and from half on its queries as well."""
+    monkeypatch.setattr(INPUTS, "_entries", dict(INPUTS._filled()))
+
+    @register_input("zeros")
+    def draw(
+        shape: Shape, generator: Generator, *, values: Annotated[float, Field(description="")] = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Zeros."""
+        q, k, v = (torch.randn(shape.B, shape.H, shape.N, shape.D, generator=generator) for _ in range(3))
+        q[:, :, shape.N // 2 :] = 0
+        return q, k, values * v
+
+    return Spec("zeros")
+
+
+@pytest.mark.parametrize("given", [{}, {"pass_": "stepwise", "state_dtype": "float32"}], ids=["whole", "steps"])
+def test_a_formula_whose_output_is_zero_leaves_no_relative_error(given: dict[str, Any], zeros: Spec) -> None:
+    found = measure_own_error(Cell("s", "w", Spec("linear"), SHAPE, inputs=zeros, **given))
+    assert found == OwnError(note="own error: the formula's output is 0")
+
+
+def test_a_last_half_of_zeros_has_no_error_of_its_own(zeros: Spec) -> None:
+    found = measure_own_error(Cell("s", "w", Spec("Sums"), SHAPE, inputs=Spec("zeros", (("values", 1.0),))))
+    assert found.output is not None
+    assert 0 < found.output < 1e-6
+    assert (found.late, found.note) == (None, "")
 
 
 @pytest.mark.parametrize(

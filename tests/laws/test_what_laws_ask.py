@@ -224,6 +224,21 @@ def test_growth_is_measured_with_one_thread_and_leaves_the_others(monkeypatch: p
         torch.set_num_threads(threads)
 
 
+def test_a_wrong_gradient_of_a_mixer_is_that_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
+    true = VARIANTS.get("gated-softmax")
+
+    class Spoilt(true.make):  # type: ignore[misc, name-defined]
+        def forward(self, x: Tensor, **given: Any) -> Tensor:
+            out: Tensor = super().forward(1.1 * x - 0.1 * x.detach(), **given)
+            return out
+
+    monkeypatch.setitem(VARIANTS._entries, "gated-softmax", replace(true, make=Spoilt))
+    case = Case(VARIANTS.get("gated-softmax"), Spec("gated-softmax"))
+    faults = [finding.fault for finding in LAWS["masks"].examine(case) if not finding.held]
+    assert faults
+    assert all("the gradient of x differs" in fault for fault in faults)
+
+
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.InstanceNorm1d, partial(nn.GroupNorm, 1)])
 def test_a_norm_over_tokens_is_named_as_what_looks_ahead(norm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Normed(Strict):

@@ -79,25 +79,6 @@ def test_calls_batches_and_reads_are_exactly_as_many_as_the_rules_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rules", "samples", "stopped"),
-    [
-        (TimingRules(min_time=0.5, min_samples=20), 50, "width"),
-        (TimingRules(min_time=0.01, min_samples=20), 20, "width"),
-        (TimingRules(min_time=0.5, max_samples=7), 7, "budget"),
-        (TimingRules(min_time=9, max_time=0.3), 30, "budget"),
-        (TimingRules(min_time=9, max_time=0.01), 6, "budget"),
-        (TimingRules(min_time=0.49, min_samples=20, rounds=5), 10, "width"),
-        (TimingRules(min_time=0.5, max_samples=10, rounds=5), 2, "budget"),
-        (TimingRules(quick=True), 1, "quick"),
-    ],
-)
-def test_it_stops_at_the_sample_where_the_rule_is_met(rules: TimingRules, samples: int, stopped: str) -> None:
-    clock = SlowClock(cost=0, call=10_000 * MICROSECOND)
-    timing = measure_time(clock.work, rules, stopwatch=WallClock(clock))
-    assert (len(timing.samples), timing.stopped) == (samples, stopped)
-
-
-@pytest.mark.parametrize(
     ("rules", "blocks"),
     [
         (TimingRules(min_time=0.1, min_samples=20), 20),
@@ -178,15 +159,3 @@ def test_seconds_and_switches_are_those_between_the_looks(monkeypatch: pytest.Mo
     clock = SlowClock(cost=500, call=1000)
     assert WallClock(clock).time(clock.work, 4) == (4500 / 1e9, 7)
     assert clock.calls == 4
-
-
-class Output:
-    """Counts how many of its kind there are."""
-
-    alive = 0
-
-    def __init__(self) -> None:
-        Output.alive += 1
-
-    def __del__(self) -> None:
-        Output.alive -= 1

@@ -16,7 +16,7 @@ from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure import limits, machine
 from attnbench.measure.limits import Limits, copy_rates, exp_rate, faster_of, matmul_rate, windows_rate
 from attnbench.measure.machine import OtherLoad, noise_warning
-from attnbench.measure.time import Sample, TimingRules, summarise
+from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell, Pass
 
@@ -170,15 +170,6 @@ def test_the_warning_of_noise_names_who_makes_it_and_what_to_do(
     assert noise_warning(noise, others) == words
 
 
-def test_whoever_is_disturbed_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet, noisy, wild = ([Sample(1.0 + spread * (i % 4), 1) for i in range(16)] for spread in (0.01, 0.08, 0.3))
-    disturbed = [Sample(1.0, 1, switches=10**6)] * 2 + quiet
-    for samples, remedy in ((noisy, "raise --min-time"), (wild, "close other programs"), (disturbed, "close them")):
-        (warning,) = summarise([samples]).warnings
-        assert warning.endswith(f"; {remedy}")
-    assert summarise([quiet]).warnings == ()
-
-
 def test_the_cores_that_others_use_are_those_busy_less_ones_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -187,7 +178,7 @@ def test_the_cores_that_others_use_are_those_busy_less_ones_own(
         [f"cpu {10 * ticks} 0 0 500 0 0 0 0 0 0\ncpu0 1", f"cpu {12 * ticks} {ticks} 0 900 0 0 0 {ticks} 0 0\n"]
     )
     seconds, own = iter([100.0, 102.0]), iter([1.0, 2.0])
-    monkeypatch.setattr(machine, "_read", lambda path: next(lines))
+    monkeypatch.setattr(machine, "text_of", lambda path: next(lines))
     monkeypatch.setattr(machine.time, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(machine, "_own_seconds", lambda: next(own))
     assert OtherLoad().cores() == pytest.approx((2 + 1 + 1 - 1) / 2)
@@ -201,7 +192,7 @@ def test_a_run_that_begins_is_warned_of_who_works_now_and_not_of_who_has_ended(
     busy, seconds = iter([5000, 5000 + ticks]), iter([100.0, 101.0])
     monkeypatch.setattr(machine.os, "getloadavg", lambda: (100.0, 100.0, 100.0))
     monkeypatch.setattr(machine.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(machine, "_read", lambda path: f"cpu {next(busy)} 0 0 500 0 0 0 0 0 0\n")
+    monkeypatch.setattr(machine, "text_of", lambda path: f"cpu {next(busy)} 0 0 500 0 0 0 0 0 0\n")
     monkeypatch.setattr(machine, "_own_seconds", lambda: 7.0)
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     monkeypatch.setattr(machine.time, "monotonic", lambda: next(seconds))
@@ -211,6 +202,6 @@ def test_a_run_that_begins_is_warned_of_who_works_now_and_not_of_who_has_ended(
 
 
 def test_where_the_kernel_does_not_tell_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_read", lambda path: "")
+    monkeypatch.setattr(machine, "text_of", lambda path: "")
     assert OtherLoad().cores() is None
     assert machine.load_warning() is None

@@ -95,7 +95,7 @@ def test_the_quickest_call_counts_but_for_the_first_and_the_device_is_waited_for
 ) -> None:
     log: list[str] = []
     ends = iter([1.0, 3.0, 2.0, 5.0])  # seconds of each call
-    monkeypatch.setattr(limits, "_synchronise", lambda device: log.append(f"wait for {device}"))
+    monkeypatch.setattr(limits, "synchronise", lambda device: log.append(f"wait for {device}"))
 
     def clock() -> int:
         log.append("clock")
@@ -139,7 +139,7 @@ def test_each_kind_of_device_is_waited_for_in_its_own_way(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
     for device in ("cpu", "cuda:1", "mps", "cuda"):
-        limits._synchronise(device)
+        limits.synchronise(device)
     assert waited == ["cuda:1", "mps", "cuda"]
 
 

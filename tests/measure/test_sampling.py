@@ -299,7 +299,7 @@ def test_a_first_call_that_waited_for_a_tenth_of_its_time_has_none(
 @pytest.mark.parametrize(("waited", "told"), [(2, False), (3, True)])
 def test_a_few_samples_that_are_left_out_are_no_warning(waited: int, told: bool) -> None:
     found = summarise([[*[Sample(2.0, 1, waited=0.0)] * (20 - waited), *[Sample(9.0, 1, waited=5.0)] * waited]])
-    assert (found.used, found.contaminated, bool(found.warnings)) == (20 - waited, waited, told)
+    assert (found.used, bool(found.warnings)) == (20 - waited, told)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_time_needs_three_clean_samples_and_is_theirs(clean: int, waited: int,
     samples = [*[Sample(2.0, 1, waited=0.02)] * clean, *[Sample(300.0, 1, waited=200.0)] * waited]
     if given:
         found = summarise([samples])
-        assert (found.median, found.used, found.contaminated) == (2.0, clean, waited)
+        assert (found.median, found.used) == (2.0, clean)
     else:
         long = f"for {0.02 * clean + 200 * waited:.2g} s in {2 * clean + 300 * waited:.2g} s"
         with pytest.raises(Disturbed, match=re.escape(f"in {waited} of {clean + waited} samples, {long}; close")):
@@ -333,7 +333,7 @@ def test_a_time_needs_three_clean_samples_and_is_theirs(clean: int, waited: int,
 def test_samples_that_waited_slightly_count_if_too_few_are_clean_and_lower_the_interval() -> None:
     clean, slight, long = (Sample(2.0, 1, waited=waited) for waited in (0.02, 0.08, 0.3))
     found = summarise([[clean, clean, slight, long], [slight, long]])
-    assert (found.median, found.used, found.contaminated) == (2.0, 4, 4)
+    assert (found.median, found.used) == (2.0, 4)
     assert found.interval == (2.0 * (1 - 0.04), 2.0)
     assert "(too few others: the interval reaches down by 4.0%)" in found.warnings[-1]
     assert summarise([[clean] * 3 + [slight] * 9]).used == 3
@@ -364,7 +364,7 @@ def test_a_spread_is_noisy_above_a_tenth_and_unstable_above_a_quarter(
 def test_a_summary_has_the_statistics_of_all_rounds() -> None:
     found = summarise(rounds_of([0.75, 1.25], [0.875, 1.0, 1.125]))
     interval = interval_over_rounds([[0.75, 1.25], [0.875, 1.0, 1.125]])
-    assert replace(found, warnings=()) == TimeSummary(1.0, interval, 0.25, 0.75, 5, 0, ())
+    assert replace(found, warnings=()) == TimeSummary(1.0, interval, 0.25, 0.75, 5, ())
     found = summarise(rounds_of([9.0, 10.0, 11.0] * 10, [19.0, 20.0, 21.0] * 10))
     assert (found.interval, found.minimum, found.used) == (interval_over_rounds([[10.0], [20.0]]), 9.0, 60)
 
@@ -383,7 +383,7 @@ def test_disturbed_samples_of_older_versions_are_left_out_where_six_clean_ones_r
     found = summarise([[Sample(2.0, 1)] * clean, [Sample(2.0, 1, switches=10**6)] * disturbed])
     told = f"{disturbed} of {clean + disturbed} samples disturbed by other processes ({why}); close them"
     interval = (2.0, 2.0) if used == clean + disturbed else None  # one visit has none
-    assert found == TimeSummary(2.0, interval, 0.0, 2.0, used, disturbed, (told,))
+    assert found == TimeSummary(2.0, interval, 0.0, 2.0, used, (told,))
 
 
 def test_samples_that_were_lost_and_samples_that_were_disturbed_are_told_apart() -> None:

@@ -239,6 +239,15 @@ def test_without_a_kernel_that_tells_unusual_idleness_is_waiting() -> None:
         assert asleep.waited == 0.0
 
 
+@pytest.mark.usefixtures("may_wait")
+def test_the_waiting_before_a_stop_is_not_that_of_the_stopped_call() -> None:
+    seen, last = Standstill(), Moment(2.0, 1.5, 0.0, 0, {"1": 0.5})
+    seen.between(Moment(0, 0, 0, 0, {"1": 0.0}), last)
+    assert seen.waited == 0.5
+    assert seen.between(last, Moment(9.0, 2.0, 0.0, 1, {"1": 0.75}))
+    assert seen.waited == 0.25
+
+
 @pytest.mark.parametrize(
     ("end", "stood"),
     [

@@ -293,6 +293,13 @@ def test_more_processes_are_asked_for_what_they_may_decide(
     assert Ratio(estimate, None, None, 30, joint, noise).undecided is undecided
 
 
+def test_processes_that_differ_beyond_measure_have_a_finite_interval() -> None:
+    found = paired_ratio([[1e-9], [1.0], [1e9]], [[1.0]] * 3, family=10**4)
+    assert found.joint is not None
+    assert 0 < found.joint[0] < found.joint[1] < math.inf
+    assert found.verdict == "inconclusive"
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_no_time_gives_an_error_instead_of_a_ratio(bad: float) -> None:
     with pytest.raises(ValueError, match=r"^a time is not positive and finite$"):

@@ -7,18 +7,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from torch.optim import AdamW
 
 from attnbench.contract.task import Examples, Task, stream_seed
 from attnbench.errors import Diverged
 from attnbench.harness.score.accuracy import answer, logits_of
 from attnbench.harness.score.checkpoint import Checkpoint, TrainingState
+from attnbench.laws.implied import weights_of
 from attnbench.measure.energy import Meter
+from attnbench.measure.limits import synchronise
 from attnbench.models.encoder import MultiHead, cross_entropy
 from attnbench.suite.cell import Cell
 
@@ -211,10 +213,8 @@ def _evaluated(model: nn.Module, task: Task, batch: int, course: Course, rate: f
 
 def _now(device: str) -> float:
     """Processor seconds of this process; on a GPU seconds of the clock, once it has done its work so far."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(torch.device(device))
-        return time.perf_counter()
-    return time.process_time()
+    synchronise(device)
+    return time.process_time() if device == "cpu" else time.perf_counter()
 
 
 @contextmanager
@@ -288,17 +288,8 @@ def calls_of(model: nn.Module) -> Iterator[list[OperatorCall]]:
 
 
 def implied_weights(call: OperatorCall) -> Tensor:
-    """The weights of every pair ``(B, H, N, M)``, of any operator: its output for the columns of I as values.
-
-    As many columns at a time as a head is wide: M/D calls. Gradients pass through them.
-    """
-    (B, H, M, D), like = call.k.shape, call.k
-    identity = pad(torch.eye(M, dtype=like.dtype, device=like.device), (0, -M % D))
-    parts = [
-        call.operator(call.q, call.k, columns.expand(B, H, M, D).contiguous(), key_mask=call.key_mask)
-        for columns in torch.split(identity, D, dim=1)
-    ]
-    return torch.cat(parts, -1)[..., :M]
+    """The weights of every pair ``(B, H, N, M)``, of any operator. Gradients pass through them."""
+    return weights_of(partial(call.operator, key_mask=call.key_mask), call.q, call.k)
 
 
 def penalty(n: int, m: int, width: float = WIDTH) -> Tensor:

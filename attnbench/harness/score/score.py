@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
 from attnbench.contract.task import NO_LABEL, Examples, Task, make_task, stream_seed
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import BrokenContract, Unsupported, UsageError
+from attnbench.errors import BrokenContract, Diverged, Unsupported, UsageError
 from attnbench.harness.score.accuracy import Answers, answer, chance
 from attnbench.harness.score.checkpoint import Checkpoint
 from attnbench.harness.score.loop import TELL, Caller, Course, Lesson, Loss, train
@@ -100,38 +101,31 @@ def score(
     after = Checkpoint(file, owner, keep=keep) if file else None
     before = Checkpoint(file.with_suffix(".before.pt"), owner) if file else None
     meter = Meter(energy_counters(device) if alone else ())
-    spent = 0.0
-    if rules.pretrain_steps and (after is None or after.load() is None):
-        spent = _pretrain(cell, model, task, before, leaks, step_done, meter).train_s
+    checkpoints, spent = [one for one in (before, after) if one is not None], 0.0
 
     def restore(extra: dict[str, Any]) -> None:
         nonlocal spent
         spent = extra["spent"]
         leaks.add(extra["leaks"])
 
-    course = train(
-        model,
-        task,
-        cell,
-        checkpoint=after,
-        caller=Caller(
-            on_batch=leaks.look,
-            extra=lambda: {"leaks": leaks.seen, "spent": spent},
-            restore=restore,
-            tell=lambda step: step_done(rules.pretrain_steps + step),
-        ),
-        meter=meter,
+    caller = Caller(
+        on_batch=leaks.look,
+        extra=lambda: {"leaks": leaks.seen, "spent": spent},
+        restore=restore,
+        tell=lambda step: step_done(rules.pretrain_steps + step),
     )
-    earned = answer(model, tested.held_out("test", batch), device)
-    guessing = chance(tested.held_out("test", batch))
-    hold_to_unseen(model, tested, batch, earned, device)
+    with _removed_at_the_end(checkpoints):
+        if rules.pretrain_steps and (after is None or after.load() is None):
+            spent = _pretrain(cell, model, task, before, leaks, step_done, meter).train_s
+        course = train(model, task, cell, checkpoint=after, caller=caller, meter=meter)
+        earned = answer(model, tested.held_out("test", batch), device)
+        guessing = chance(tested.held_out("test", batch))
+        hold_to_unseen(model, tested, batch, earned, device)
+        leaked = leaks.warning()
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
     ratio = params / wanted
-    checkpoints = [one for one in (before, after) if one is not None]
-    warnings = [leaks.warning(), *_doubts(ratio, rules.guide), *(one.trouble for one in checkpoints)]
-    for one in checkpoints:
-        one.remove()
+    warnings = [leaked, *_doubts(ratio, rules.guide), *(one.trouble for one in checkpoints)]
     columns = {
         "score_kind": "token accuracy" if task.form.per_token else "accuracy",
         "score": earned.accuracy,
@@ -154,6 +148,19 @@ def score(
         "data_digest": tested.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
+
+
+@contextmanager
+def _removed_at_the_end(checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
+    """Remove them after this block, also if it raises an error in which another try would end as well."""
+    try:
+        yield
+    except (BrokenContract, Diverged):
+        for one in checkpoints:
+            one.remove()
+        raise
+    for one in checkpoints:
+        one.remove()
 
 
 def _doubts(ratio: float, guide: float) -> list[str]:
@@ -301,7 +308,7 @@ class Filling(nn.Module):
 
 
 def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> Loss:
-    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, different ones in each step."""
+    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, but at least one, others in each step."""
     towers = encoder.form.towers
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
@@ -309,8 +316,9 @@ def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> L
         if towers > 1:
             tokens, mask = tokens.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
         generator = torch.Generator().manual_seed(stream_seed("masked", seed, step))
-        hidden = torch.rand(tokens.shape[:2], generator=generator) < share
-        hidden = (hidden if mask is None else hidden & mask).to(device)
+        drawn = torch.rand(tokens.shape[:2], generator=generator)
+        drawn = drawn if mask is None else drawn.masked_fill(~mask, 1.0)
+        hidden = ((drawn < share) | (drawn == drawn.min())).to(device)
         tokens = tokens.to(device)
         found = model(tokens, hidden, key_mask=None if mask is None else mask.to(device))
         parts = tokens.unbind(-1) if tokens.ndim == 3 else (tokens,)

@@ -100,14 +100,8 @@ class Reads:
     @property
     def reach(self) -> tuple[int, int] | None:
         """Most tokens before and after it that an output depends on; None if no end of that was seen."""
-        back, ahead = (
-            (
-                max((x for x in side), default=0)
-                for side in zip(*((e.last - e.token, e.token - e.first) for e in self.local), strict=True)
-            )
-            if self.local
-            else (0, 0)
-        )
+        back = max((e.last - e.token for e in self.local), default=0)
+        ahead = max((e.token - e.first for e in self.local), default=0)
         seen = any(e.token + back < self.n - 1 and e.token - ahead > 0 for e in self.local)
         few = len(self.exchanged) - len(self.local) <= len(self.exchanged) / 4
         return (back, ahead) if seen and few and 0 < back + ahead < self.n / 2 else None

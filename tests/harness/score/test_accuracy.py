@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from attnbench.contract.task import NO_LABEL, Examples
+from attnbench.harness.score import accuracy
 from attnbench.harness.score.accuracy import Answers, answer, chance
 
 
@@ -49,7 +52,31 @@ def test_tokens_that_are_right_together_widen_the_interval() -> None:
     assert together.accuracy == apart.accuracy == 0.5
     low, high = together.interval()
     assert low < 0.42 < 0.58 < high
-    assert apart.interval() == (0.5, 0.5)
+    low, high = apart.interval()
+    assert 0.455 < low < 0.46 < 0.54 < high < 0.545  # Wilson's of 512 answers
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_answers_that_are_all_right_or_all_wrong_leave_a_doubt(share: int) -> None:
+    asked = np.full(64, 8)
+    low, high = Answers(asked * share, asked, 0.0, per_token=True).interval()
+    assert low <= share <= high
+    assert high - low == pytest.approx(1.96**2 / (512 + 1.96**2), rel=1e-3)
+    one_wrong = Answers(np.abs(asked * share - (np.arange(64) == 0)), asked, 0.0, per_token=True).interval()
+    assert one_wrong[1] - one_wrong[0] > high - low
+
+
+def test_a_long_test_takes_no_more_memory_for_its_resamples_than_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "_RESAMPLES", 50)
+    answers = Answers(np.arange(100_000) % 9, np.full(100_000, 8), 0.0, per_token=True)
+    tracemalloc.start()
+    try:
+        low, high = answers.interval()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert low < answers.accuracy < high
+    assert most < 10 * answers.right.nbytes
 
 
 def test_intervals_over_sequences_cover_the_truth_as_often_as_they_say() -> None:

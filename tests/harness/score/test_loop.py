@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,6 +166,27 @@ def test_what_is_masked_is_filled_in_and_the_rest_is_not_asked() -> None:
     assert loss(filling, examples, 1) != before
     other = Examples(examples.tokens.masked_fill(hidden, 0), examples.labels)
     assert torch.equal(filling(other.tokens, hidden)[0], logits)  # what is hidden cannot be seen
+
+
+def test_a_token_is_masked_even_if_chance_picks_none_and_it_is_a_real_one() -> None:
+    model = encoder()
+    filling, loss = Filling(model, seed=0), filling_loss(model, 1e-9, seed=0, device="cpu")
+    examples = First().batch(0, 0, 1)
+    assert loss(filling, examples, 0).isfinite()
+    real = torch.arange(12)[None] == 3
+    padded = loss(filling, Examples(examples.tokens, examples.labels, real), 0)
+    logits = filling(examples.tokens, real, key_mask=real)[0]
+    assert torch.allclose(padded, nn.functional.cross_entropy(logits[real], examples.tokens[real]))
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("cpu", 2.0), ("cuda:1", 7.0), ("mps", 7.0)])
+def test_a_training_on_a_gpu_takes_the_time_of_the_clock_and_not_of_the_processors(
+    device: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(loop, "synchronise", waited.append)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(process_time=lambda: 2.0, perf_counter=lambda: 7.0))
+    assert (loop._now(device), waited) == (seconds, [device])
 
 
 class Metered(First):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnbench.errors import BrokenContract, Unsupported
+from attnbench.errors import BrokenContract, Diverged, Unsupported
 from attnbench.harness.score import loop
 from attnbench.harness.score import score as module
 from attnbench.harness.score.score import score
@@ -87,14 +87,30 @@ def test_other_types_than_float32_are_refused() -> None:
         score(cell(dtype="bfloat16"))
 
 
-def test_a_task_that_trains_on_its_test_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_trains_on_its_test_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Leaking(First):
         def batch(self, seed: int, step: int, size: int) -> Any:
             return next(self.held_out("test", size))
 
     monkeypatch.setattr(module, "make_task", lambda spec, shape: Leaking(shape.N))
+    monkeypatch.setattr(loop, "_PUT_ASIDE", 0.0)
     with pytest.raises(BrokenContract, match="the task gives its test away"):
-        score(cell(n=12))
+        score(cell(n=12), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_first")
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_training_that_diverges_leaves_its_checkpoint_only_to_the_other_tests_of_it(
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_PUT_ASIDE", 0.0)
+    losses = iter([1.0] * 8 + [math.nan])
+    finite = loop.cross_entropy
+    monkeypatch.setattr(loop, "cross_entropy", lambda logits, labels: next(losses) * finite(logits, labels))
+    with pytest.raises(Diverged, match="the loss is nan at step 9 of 12"):
+        score(cell(n=12, pretrain_steps=3), folder=tmp_path, keep=keep)
+    assert len(list(tmp_path.iterdir())) == keep
 
 
 @pytest.mark.usefixtures("_first")
