@@ -153,6 +153,12 @@ def test_ratios_orders_and_the_crossover_are_judged_on_any_device(
     assert (overtakes.claim.says, overtakes.verdict) == ("ours overtakes exact between n=512 and 1024", crossover)
 
 
+def test_a_variant_that_is_not_loaded_is_no_best_exact_kernel(tmp_path: Path) -> None:
+    foreign = replace(timed("sdpa", 512, 0.1), variant="theirs", label="theirs", options="{}")
+    found = judged(written(tmp_path), [*rows_of((1.0, 4.0), (2.0, 2.0)), foreign], tmp_path)
+    assert any("; best exact here: 0.5 × softmax" in one.evidence for one in found)
+
+
 def test_how_far_off_it_is_is_said(tmp_path: Path) -> None:
     found = judged(written(tmp_path), rows_of((1.0, 4.0), (1.0, 1.0)), tmp_path)
     assert "time ratio 4 (3.92 to 4.08), 2 of the published" in found[-2].evidence
