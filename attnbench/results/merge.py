@@ -129,7 +129,7 @@ def _read(path: Path) -> MergedRun:
         raise CorruptResults(doubts[0])
     if not records:
         raise ResultsError(f"{path}: no row yet; leave it out")
-    return MergedRun(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
+    return MergedRun(folder, environment, folder.suite_text, records)
 
 
 def _choose(sources: Sequence[MergedRun]) -> tuple[Kept, list[str]]:
