@@ -22,6 +22,7 @@ from attnbench.results.record import COLUMNS, Record
 from attnbench.results.store import RunFolder
 from attnbench.suite.cell import Cell
 from tests.answers.machines import files, measuring
+from tests.results.test_scores import row as trained_row
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,13 @@ def test_a_table_has_the_columns_that_say_something_and_a_failed_row_its_reason(
     assert list(table.rows[2]) == ["linear", "64", "-", "1.00 MiB", "oom: 9 GiB"]
     both = [row(), replace(row(), causal=True)]
     assert list(tables_of(both)[0].columns) == ["variant", "causal", "n", "time", "peak"]
+
+
+def test_trainings_among_which_no_rate_was_chosen_have_a_line_with_the_reason() -> None:
+    (table,) = tables_of([trained_row("linear", 0.5, seed=0, rate=2e-3), trained_row("linear", 0.9, seed=1, rate=8e-3)])
+    (line,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert line["variant"] == "linear"
+    assert line["note"] == "no rate chosen: no seed was trained at every rate"
 
 
 def test_markdown_is_a_table_whatever_is_in_a_cell() -> None:
