@@ -25,7 +25,7 @@ from attnbench.measure.status import Status
 from attnbench.results.key import Key, key_of
 from attnbench.results.manifest import OPENING, RUN_ID
 from attnbench.results.record import FIELDS, Record
-from attnbench.results.runs import find_runs, no_run, suites_of
+from attnbench.results.runs import newest_run
 from attnbench.results.store import RECORDS, RunFolder
 from attnbench.text import one_line
 from attnbench.units import format_bytes
@@ -152,15 +152,7 @@ def _folder(path: Path) -> RunFolder:
         known = path.exists()
         what = "a table alone does not say where it was measured" if known else "no such folder"
         raise ResultsError(f"{path}: {what}; give a folder written by attnbench run")
-    runs = find_runs(path)
-    if not runs:
-        raise no_run(path, "measure first with: attnbench run SUITE")
-    suites = sorted({run.path.parent.name for run in runs})
-    if len(suites) == 1:  # or a folder in which somebody collects runs
-        suites = sorted(suites_of(run.path for run in runs))
-    if len(suites) > 1:
-        raise ResultsError(f"{path}: holds runs of several suites ({one_line(', '.join(suites), 80)}); give one run")
-    return runs[-1]
+    return newest_run(path, "measure first with: attnbench run SUITE")
 
 
 def _by_key(records: Iterable[Record]) -> dict[Key, Record]:

@@ -143,7 +143,7 @@ def test_a_folder_of_several_suites_is_refused_and_that_of_one_is_its_newest_run
         shutil.copytree(run, tmp_path / suite / run.name)
     capsys.readouterr()
     assert main(["export", str(tmp_path), "--format", "latex"]) == 2
-    assert "holds runs of several suites; give the folder of one run or one suite" in capsys.readouterr().err
+    assert "holds runs of several suites (s, t); give the folder of one run or one suite" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "nothing"), "--format", "latex"]) == 2
 
 

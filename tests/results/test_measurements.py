@@ -255,8 +255,8 @@ def test_what_is_no_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
         "nowhere": "no such folder; give a folder written by attnbench run",
         "empty": "holds no run; measure first",
         "table.csv": "a table alone does not say where it was measured",
-        "several": r"holds runs of several suites \(a, b\); give one run",
-        "collected": r"holds runs of several suites \(of x, of y\); give one run",
+        "several": r"holds runs of several suites \(a, b\); give the folder of one run",
+        "collected": r"holds runs of several suites \(of x, of y\); give the folder of one run",
         "no-row": "no row yet; measure first",
         "future": "schema_version 9, this attnbench reads 1 to 3; use the attnbench that wrote it",
     }
