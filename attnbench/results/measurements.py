@@ -167,8 +167,10 @@ def _as_one(records: list[Record]) -> Record:
     first, *others = sorted(records, key=_weight, reverse=True)
     for other in others:
         if other.status is Status.OK:
-            more = {name: getattr(other, name) for name in _MEASURED if getattr(first, name) is None}
-            first = replace(first, **more)
+            timed = first.time_median_s is not None  # no other row has the interval of its time
+            lacking = [name for name in _MEASURED if getattr(first, name) is None]
+            lacking = [name for name in lacking if not (timed and name.startswith("time_"))]
+            first = replace(first, **{name: getattr(other, name) for name in lacking})
     return first
 
 
