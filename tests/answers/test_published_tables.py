@@ -198,6 +198,12 @@ def test_units(unit: str, value: float, amount: float, column: str, tmp_path: Pa
     assert (first.amount, first.of) == (pytest.approx(amount), column)
 
 
+def test_a_length_may_be_written_as_in_a_suite(tmp_path: Path) -> None:
+    table = written(tmp_path, FORM.replace("[512, 1024]", "[512, 1k]"))
+    assert [one.n for one in table] == [512, 1024] * 2
+    assert judged(table, rows_of((1.0, 4.0), (2.0, 2.0)), tmp_path)[-1].claim.says.endswith("between n=512 and 1024")
+
+
 def test_a_row_that_failed_and_a_kernel_that_is_not_here_say_why(tmp_path: Path) -> None:
     rows = [
         *rows_of((1.0, 4.0), (2.0, 2.0))[:3],
@@ -219,6 +225,7 @@ WRONG = [
     ("heads: 4", "shape: llama3-80b", 9, "did you mean 'llama3-8b'?"),
     ("heads: 4", "heads: [4]", 9, "a list in 'at' is of another length; write 2 values"),
     ("seq_len: [512, 1024], ", "", 9, "'seq_len' is missing; add it"),
+    ("seq_len: [512, 1024]", "seq_len: 512..1024", 9, "'seq_len' is '512..1024'; write a list"),
     ("baseline: exact", "baseline: exakt", 9, "no row is called 'exakt'; did you mean 'exact'?"),
     ("row: ours", "row: exact", 10, "another variant is called 'exact' too, the baseline; rename one"),
     ("baseline: exact", "basline: exact", 5, "unknown key 'basline'; did you mean 'baseline'?"),
