@@ -52,7 +52,10 @@ def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tu
     runs = {path: find_runs(path) for path in paths}
     for path in [path for path in paths if not runs[path]]:
         raise no_run(path, "give a folder of several runs")
-    for folder in dict.fromkeys(run.path for ones in runs.values() for run in ones):
+    folders = {run.path.resolve(): run.path for ones in runs.values() for run in ones}
+    if newest is not None:
+        folders.pop(newest.path.resolve(), None)
+    for folder in folders.values():
         try:
             found.append(load(folder))
         except ResultsError as error:

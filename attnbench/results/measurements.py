@@ -105,11 +105,14 @@ def load(path: Path) -> MeasuredRun:
 
 
 def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raise UsageError for two folders of one run, by their ``environment.json``: nothing was measured twice."""
-    owner: dict[str, Path] = {}
+    """Raise UsageError for a folder that is given twice, and for two of one run, by their ``environment.json``."""
+    owner: dict[object, Path] = {}
     for path, facts in runs:
+        if path.resolve() in owner:
+            raise UsageError(f"{path} is given twice; give each run once")
+        owner[path.resolve()] = path
         run = facts.get(RUN_ID) or facts.get(OPENING)
-        if run and owner.setdefault(run, path) != path:
+        if run and owner.setdefault(run, path) is not path:
             raise UsageError(f"{path} is a copy of {owner[run]}, or of its beginning; give another run")
 
 

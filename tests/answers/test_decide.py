@@ -416,7 +416,7 @@ def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) ->
 
 
 def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is given twice; give two different runs"):
+    with pytest.raises(UsageError, match="is given twice; give each run once"):
         read_runs([old, tmp_path / "x" / ".." / "old"] if (tmp_path / "x").mkdir() is None else [])
     other = write_run(tmp_path / "other", [Row("gla", n=4096)])
     with pytest.raises(ResultsError, match="have no cell in common; compare runs of the same suite"):

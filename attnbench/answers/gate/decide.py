@@ -118,11 +118,6 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
     """Load runs, none of them twice. Raises UsageError: two paths lead to the same run, or to copies of one. Raises
     ResultsError, CorruptResults: as :func:`~attnbench.results.measurements.load`."""
     runs = [load(path) for path in paths]
-    seen: set[Path] = set()
-    for run in runs:
-        if run.path.resolve() in seen:
-            raise UsageError(f"{run.path} is given twice; give two different runs")
-        seen.add(run.path.resolve())
     refuse_copies((run.path, run.environment) for run in runs)
     return runs
 
