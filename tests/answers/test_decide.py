@@ -113,6 +113,9 @@ def test_a_graph_is_never_held_against_a_call_of_the_host(tmp_path: Path) -> Non
     assert found.note == "eager before, graph now: times of two things"
     assert decided(graph, eager).passed
     assert only(decided(older, eager), "time").verdict == "same"
+    for olds in ((older, graph), (graph, older)):
+        among = only(decided(olds[0], eager, PLAIN, olds[1]), "time")
+        assert (among.verdict, len(among.pair.old_visits)) == ("same", 1)
 
 
 def test_a_verdict_on_a_time_that_is_the_hosts_says_so(tmp_path: Path) -> None:
@@ -460,6 +463,18 @@ def test_a_variant_with_a_new_option_is_held_against_itself_before_and_that_is_s
     decision = decided(old, run("new", 1.3e-3, features=128, form="auto"))
     assert decision.counts() == {"slower": 1, "same": 2}
     assert decision.failures[0].note == "before: features=256, no form"
+
+
+def test_older_runs_with_other_options_of_one_label_are_all_its_older_runs(tmp_path: Path) -> None:
+    def run(name: str, **options: object) -> Path:
+        row = Row("performer", columns={"options": json.dumps(options)})
+        return write_run(tmp_path / name, [row], seed=len(name))
+
+    before, since, new = run("old", features=256), run("older", features=128), run("newest", features=128)
+    for olds in ((before, since), (since, before), (run("oldest", features=64), before)):
+        decision = decided(olds[0], new, GateQuestion(measures=("time",)), olds[1])
+        assert decision.counts() == {"same": 1}
+        assert len(decision.findings[0].pair.old_visits) == 2
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:
