@@ -400,6 +400,37 @@ def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_p
         decided(old, new, GateQuestion(other_machine="ratios", relative_to="gla"))
 
 
+def test_a_run_without_a_time_beside_the_divisor_is_named(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row()])
+    new = write_run(tmp_path / "new", [Row()], about=environment(processor="Other"))
+    with pytest.raises(UsageError, match=rf"--relative-to 'softmax': {new} has no other time in its circumstances"):
+        decided(old, new, GateQuestion(other_machine="ratios"))
+
+
+def test_the_divisor_need_not_be_among_the_cells_that_are_selected(old: Path, tmp_path: Path) -> None:
+    slow = [replace(row, seconds=1.1e-3) for row in ROWS]
+    new = write_run(tmp_path / "new", slow, seed=1)
+    decision = decided(old, new, GateQuestion(measures=("time",), relative_to="softmax", select="linear"))
+    assert decision.drift == pytest.approx(1.1, rel=0.02)
+    assert (decision.counts(), decision.known) == ({"same": 3}, 3)
+
+
+def test_a_divisor_without_an_interval_decides_neither_the_drift_nor_blames_the_cells(tmp_path: Path) -> None:
+    """A cell of softmax with one visit, twice as slow by chance, moves no ratio of the others."""
+
+    def run(name: str, chance: float, *visits: float) -> Path:
+        rows = [Row(n=n, visits=(chance,)) for n in (64, 128)] + [Row("linear", visits=around(1.0, 0.001))]
+        return write_run(tmp_path / name, [*rows, *([Row(n=256, visits=visits)] if visits else [])])
+
+    both = run("old", 1.0, *around(1.0, 0.001)), run("new", 2.0, *around(1.0, 0.001))
+    decision = decided(*both, GateQuestion(measures=("time",), relative_to="softmax"))
+    assert decision.drift == pytest.approx(1.0, rel=0.01)
+    assert verdicts(decision)[("linear", 64)] == "same"
+    alone = decided(run("old-1", 1.0), run("new-1", 2.0), GateQuestion(measures=("time",), relative_to="softmax"))
+    (linear,) = [one for one in alone.findings if one.pair.shown.variant == "linear"]
+    assert linear.note == "no interval: it takes 3 rounds of the unchanged variant in each run"
+
+
 def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(window_products="oneDNN"))
     with pytest.raises(UsageError) as refused:

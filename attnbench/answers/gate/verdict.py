@@ -105,15 +105,18 @@ def times_of(
 
     Ratios are divided by the median of those of ``reference``, pairs of an unchanged program; its uncertainty counts.
     """
-    known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
+    timed = [pair for pair in (*pairs, *reference) if pair.times]
+    known = {pair.key: visited for pair in timed if (visited := _visited(pair)).enough}
     found: OverVisits = ratios_over_visits(list(known.values()), known=between, looks=looks)
     ratios = dict(zip(known, found.ratios, strict=True))
     if not reference:
         return Times(ratios, found.between)
-    by = [ratios[pair.key] for pair in reference if pair.key in ratios]
-    halves = [math.log(high / low) / 2 for _, low, high in by]
-    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / max(1, len(by))
-    return Times(ratios if by else {}, found.between, median(ratios_of_times(reference)), doubt)
+    by = [pair for pair in reference if pair.key in ratios]
+    if not by:
+        return Times({}, found.between, median(ratios_of_times(reference)))
+    halves = [math.log(high / low) / 2 for _, low, high in (ratios[pair.key] for pair in by)]
+    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / len(by)
+    return Times(ratios, found.between, median(ratios_of_times(by)), doubt)
 
 
 def _visited(pair: RowPair) -> Visited:
@@ -157,7 +160,8 @@ def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
 def _of_time(pair: RowPair, before: float, now: float, limit: float, times: Times) -> Ruling:
     bare = Ruling(pair, "time", "unsure", before, now, now / before / times.drift)
     if pair.key not in times.ratios:
-        return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of each run", at_risk=True)
+        lacking = "each run" if pair.rounds < FEWEST_VISITS else "the unchanged variant in each run"
+        return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of {lacking}", at_risk=True)
     ratio, low, high = times.ratios[pair.key]
     down, up = (math.exp(math.hypot(math.log(span), times.doubt)) for span in (ratio / low, high / ratio))
     found = _with_interval(
