@@ -342,8 +342,8 @@ def test_quick_runs_are_unsure_for_lack_of_an_interval(tmp_path: Path) -> None:
 
 def test_fewer_than_five_rounds_are_noticed_in_either_run(tmp_path: Path) -> None:
     five, two = write_run(tmp_path / "five", ROWS), write_run(tmp_path / "two", ROWS, rounds=2)
-    assert (decided(five, two).rounds, decided(two, five).few_rounds) == (2, True)
-    assert not decided(five, write_run(tmp_path / "again", ROWS)).few_rounds
+    assert (decided(five, two).rounds, decided(two, five).few) == (2, len(ROWS))
+    assert not decided(five, write_run(tmp_path / "again", ROWS)).few
     lost = [replace(ROWS[0], visits=(1e-3,)), *ROWS[1:]]
     one = decided(five, write_run(tmp_path / "lost", lost))
     assert (one.few, one.rounds, one.times) == (1, 1, len(ROWS))

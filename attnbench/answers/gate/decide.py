@@ -99,10 +99,6 @@ class Decision:
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
-    @property
-    def few_rounds(self) -> bool:
-        return self.few > 0
-
     def seems_worse(self, one: Ruling) -> bool:
         """True if it is not known to be worse than the limit, but its ratio is."""
         limits = self.question.limits
