@@ -156,7 +156,8 @@ def _bound(decision: Decision) -> list[str]:
         return []
     half = highs[(len(highs) - 1) // 2]
     others = " else" if len(times) < sum(one.measure == "time" for one in decision.findings) else ""
-    return [f"nothing{others} is slower than x{highs[-1]:.2f}, half of the times not than x{half:.2f}"]
+    which, half_of = (" with an interval", "these") if len(highs) < len(times) else ("", "the times")
+    return [f"nothing{others}{which} is slower than x{highs[-1]:.2f}, half of {half_of} not than x{half:.2f}"]
 
 
 def to_text(decision: Decision) -> str:
