@@ -33,7 +33,7 @@ ENOUGH_ROUNDS = 5
 """Fewest visits with which an interval knows enough of a machine's drift."""
 MANY_ROUNDS = 50
 """Most further rounds that are worth while for one cell."""
-_RAN = {Status.OK, Status.DISTURBED}
+RAN = {Status.OK, Status.DISTURBED}
 """Outcomes of a program that ran to its end."""
 _EQUAL = 1e-3
 """Errors this close come from the same draws."""
@@ -138,7 +138,7 @@ def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: 
         verdict: Verdict = "missing" if new is None else "new"
         return [Ruling(pair, "status", verdict)]
     found = [_of_status(pair, old, new)] if "status" in measures else []
-    if {old.status, new.status} <= _RAN:
+    if {old.status, new.status} <= RAN:
         if "time" in measures and pair.times:
             found.append(_of_time(pair, *pair.times, limits.time, times))
         elif "time" in measures and pair.withheld:
@@ -150,9 +150,9 @@ def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: 
 
 
 def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
-    if old.status in _RAN and new.status not in _RAN:
+    if old.status in RAN and new.status not in RAN:
         return Ruling(pair, "status", "broken", note=f"{new.status}: {new.reason}")
-    if old.status not in _RAN and new.status in _RAN:
+    if old.status not in RAN and new.status in RAN:
         return Ruling(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
     return Ruling(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 
