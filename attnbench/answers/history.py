@@ -10,7 +10,7 @@ which all cells and runs together may be wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import exp, isfinite, log
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from attnbench.answers.gate import phrases
 from attnbench.answers.gate.decide import over
-from attnbench.answers.gate.join import RowPair
+from attnbench.answers.gate.join import RowPair, launch_of
 from attnbench.answers.gate.pace import as_measured, at_one_speed
-from attnbench.answers.gate.verdict import Ruling, Times, Tolerance, judge, times_of
+from attnbench.answers.gate.verdict import RAN, Ruling, Times, Tolerance, judge, times_of
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import spread_between
@@ -52,7 +52,10 @@ def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tu
     runs = {path: find_runs(path) for path in paths}
     for path in [path for path in paths if not runs[path]]:
         raise no_run(path, "give a folder of several runs")
-    for folder in dict.fromkeys(run.path for ones in runs.values() for run in ones):
+    folders = {run.path.resolve(): run.path for ones in runs.values() for run in ones}
+    if newest is not None:
+        folders.pop(newest.path.resolve(), None)
+    for folder in folders.values():
         try:
             found.append(load(folder))
         except ResultsError as error:
@@ -91,9 +94,12 @@ class CellHistory:
     """One cell over the runs."""
 
     row: Record
+    """That of the latest run."""
+    measured: Record | None = None
+    """The latest with a number; None before the first."""
     points: list[HistoryPoint] = field(default_factory=list)
     stretches: list[list[Visits]] = field(default_factory=lambda: [[]])
-    """Visits in each run, a list for each time between two changes."""
+    """Visits in each run, a list for each time between two changes, also of the way in which calls are launched."""
 
     @property
     def changes(self) -> list[HistoryPoint]:
@@ -222,9 +228,10 @@ def follow(
                 share = 2 * len(SPANS) * place * (place + 1)
                 times = times_of(list(pairs.values()), between=(between, _freedom(lines.values())), looks=share)
             for one, pair in pairs.items():
-                found = judge(pair, ("status", metric), limits, times)
-                for change in [found_one for found_one in found if found_one.verdict not in _UNCHANGED]:
-                    changed.setdefault(one, (change, span))
+                status = judge(replace(pair, old=lines[one].row), ("status",), limits, times)
+                for change in [*judge(pair, (metric,), limits, times), *status]:
+                    if change.verdict not in _UNCHANGED:
+                        changed.setdefault(one, (change, span))
         for one, (_, row) in rows.items():
             _add(lines.setdefault(one, CellHistory(row)), run, row, metric, *changed.get(one, (None, 1)))
     return list(lines.values()), between
@@ -260,11 +267,16 @@ def _chosen(row: Record, given: Mapping[str, Any]) -> bool:
 
 
 def _pair(line: CellHistory, key: Key, row: Record, run: MeasuredRun, span: int) -> RowPair | None:
-    """The last ``span`` runs, with this one, against those before them; None if there are none before."""
-    visits = [*line.stretches[-1], *_visits(run, row)]
-    if span > 1 and (len(visits) <= span or not _visits(run, row)):
-        return None
-    return RowPair(key, line.row, row, tuple(visits[:-span][-WINDOW:]), tuple(visits[-span:]))
+    """The last ``span`` runs, with this one, against those before them; None if there are none before.
+
+    Its old row is the latest with a number, so that a run that failed hides no change.
+    """
+    before, after = line.stretches[-1], _visits(run, row)
+    if span > 1:
+        if not after or len(before) < span:
+            return None
+        before, after = before[: 1 - span], [*before[1 - span :], *after]
+    return RowPair(key, line.measured or line.row, row, tuple(before[-WINDOW:]), tuple(after))
 
 
 def _visits(run: MeasuredRun, row: Record) -> list[Visits]:
@@ -278,14 +290,16 @@ def _freedom(lines: Iterable[CellHistory]) -> int:
 
 
 def _add(line: CellHistory, run: MeasuredRun, row: Record, metric: Metric, change: Ruling | None, span: int) -> None:
-    visits, ok = _visits(run, row), row.status is Status.OK
+    visits = _visits(run, row)
     if metric == "time":
         value = exp(fmean(map(log, visits[0].seconds.values()))) if visits else None
     else:
-        value = getattr(row, _COLUMNS[metric]) if ok else None
+        value = getattr(row, _COLUMNS[metric]) if row.status in RAN else None
+    if visits and line.measured and launch_of(row) != launch_of(line.measured):
+        line.stretches.append([])
     line.stretches[-1] += visits
     line.points.append(HistoryPoint(run.name, began(run), value))
-    line.row = row
+    line.row, line.measured = row, line.measured if value is None else row
     if change:
         timed = [point for point in line.points if point.value is not None] if span > 1 else line.points
         timed[-span].change = change

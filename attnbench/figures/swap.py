@@ -18,7 +18,7 @@ from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, Look, in_style
 from attnbench.figures.kit.ticks import decade_ticks, linear_ticks, log_axis, padded, plain
-from attnbench.results.frame.settings import records
+from attnbench.results.frame.settings import by_model, records
 from attnbench.results.swaps import EXACT, MEAN_VALUE, Row, SwapLine, lines
 from attnbench.suite.cell import UNTOUCHED
 
@@ -51,6 +51,8 @@ def draw_swap(frame: pd.DataFrame) -> Figure:
     Without training there is a point for each variant instead: the model's loss over the error of its layers. Raises
     NothingToDraw.
     """
+    if len(models := by_model(_rows(frame))) > 1:
+        raise NothingToDraw(f"{len(models)} trained models or texts have no common axis; draw one run at a time")
     rows = records(_rows(frame))
     found = [line for line in lines(rows) if line.label != EXACT]
     together = [line for line in found if not line.alone]

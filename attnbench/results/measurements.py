@@ -25,7 +25,7 @@ from attnbench.measure.status import Status
 from attnbench.results.key import Key, key_of
 from attnbench.results.manifest import OPENING, RUN_ID
 from attnbench.results.record import FIELDS, Record
-from attnbench.results.runs import find_runs, no_run, suites_of
+from attnbench.results.runs import newest_run
 from attnbench.results.store import RECORDS, RunFolder
 from attnbench.text import one_line
 from attnbench.units import format_bytes
@@ -105,11 +105,14 @@ def load(path: Path) -> MeasuredRun:
 
 
 def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raise UsageError for two folders of one run, by their ``environment.json``: nothing was measured twice."""
-    owner: dict[str, Path] = {}
+    """Raise UsageError for a folder that is given twice, and for two of one run, by their ``environment.json``."""
+    owner: dict[object, Path] = {}
     for path, facts in runs:
+        if path.resolve() in owner:
+            raise UsageError(f"{path} is given twice; give each run once")
+        owner[path.resolve()] = path
         run = facts.get(RUN_ID) or facts.get(OPENING)
-        if run and owner.setdefault(run, path) != path:
+        if run and owner.setdefault(run, path) is not path:
             raise UsageError(f"{path} is a copy of {owner[run]}, or of its beginning; give another run")
 
 
@@ -152,15 +155,7 @@ def _folder(path: Path) -> RunFolder:
         known = path.exists()
         what = "a table alone does not say where it was measured" if known else "no such folder"
         raise ResultsError(f"{path}: {what}; give a folder written by attnbench run")
-    runs = find_runs(path)
-    if not runs:
-        raise no_run(path, "measure first with: attnbench run SUITE")
-    suites = sorted({run.path.parent.name for run in runs})
-    if len(suites) == 1:  # or a folder in which somebody collects runs
-        suites = sorted(suites_of(run.path for run in runs))
-    if len(suites) > 1:
-        raise ResultsError(f"{path}: holds runs of several suites ({one_line(', '.join(suites), 80)}); give one run")
-    return runs[-1]
+    return newest_run(path, "measure first with: attnbench run SUITE")
 
 
 def _by_key(records: Iterable[Record]) -> dict[Key, Record]:
@@ -175,8 +170,10 @@ def _as_one(records: list[Record]) -> Record:
     first, *others = sorted(records, key=_weight, reverse=True)
     for other in others:
         if other.status is Status.OK:
-            more = {name: getattr(other, name) for name in _MEASURED if getattr(first, name) is None}
-            first = replace(first, **more)
+            timed = first.time_median_s is not None  # no other row has the interval of its time
+            lacking = [name for name in _MEASURED if getattr(first, name) is None]
+            lacking = [name for name in lacking if not (timed and name.startswith("time_"))]
+            first = replace(first, **{name: getattr(other, name) for name in lacking})
     return first
 
 

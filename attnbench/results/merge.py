@@ -8,7 +8,6 @@ fit together.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,9 +89,6 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
     paths = list(paths)
     if out.exists() or out.is_symlink():
         raise CannotCreate(f"cannot create {out}: it exists; choose another folder with --out")
-    for path, count in Counter(path.resolve() for path in paths).items():
-        if count > 1:
-            raise UsageError(f"{path} is given twice; give each run once")
     if len(paths) < 2:
         raise UsageError("merge needs two runs or more, and one is given")
     sources = [_read(path) for path in paths]
@@ -129,7 +125,7 @@ def _read(path: Path) -> MergedRun:
         raise CorruptResults(doubts[0])
     if not records:
         raise ResultsError(f"{path}: no row yet; leave it out")
-    return MergedRun(folder, environment, (path / SUITE).read_text(encoding="utf-8"), records)
+    return MergedRun(folder, environment, folder.suite_text, records)
 
 
 def _choose(sources: Sequence[MergedRun]) -> tuple[Kept, list[str]]:

@@ -231,7 +231,9 @@ def _value(text: str, kind: type) -> object:
         return re.sub(rf"^'(?={FORMULA})", "", text)
     if kind is bool:
         return {"true": True, "false": False}[text.lower()]
-    number = float(text) if text or kind is int else math.nan
-    if kind is int and not (number.is_integer() and abs(number) < 2**63):
+    if kind is float:
+        return float(text) if text else math.nan
+    number = int(text) if text.removeprefix("-").isdecimal() else float(text)  # a float lacks digits of some seeds
+    if abs(number) >= 2**63 or number % 1:
         raise ValueError(text)
-    return number
+    return int(number)

@@ -15,6 +15,7 @@ from typing import Any
 from attnbench.errors import CannotCreate, ResultsError
 from attnbench.files import read_stored, refuse_link, stored
 from attnbench.results.store import OLD, RECORDS, TABLE, RunFolder
+from attnbench.text import one_line
 
 
 def suite_folder(out: Path, name: str) -> Path:
@@ -77,17 +78,24 @@ def suites_of(runs: Iterable[Path]) -> set[str]:
     return {str(row["suite"]) for run in runs if (row := first_row(run)).get("suite")}
 
 
-def no_run(path: Path, remedy: str = "give the folder of one, results/SUITE/STARTED-DEVICE") -> ResultsError:
+_REMEDY = "give the folder of one, results/SUITE/STARTED-DEVICE"
+
+
+def no_run(path: Path, remedy: str = _REMEDY) -> ResultsError:
     """The error for a folder without a run."""
     return ResultsError(f"{path}: {'holds no run' if path.exists() else 'no such folder'}; {remedy}")
 
 
-def newest_run(path: Path) -> RunFolder:
+def newest_run(path: Path, remedy: str = _REMEDY) -> RunFolder:
     """The run in this folder, or the newest one of the suite whose folder it is. Raises ResultsError: there is none, or
     there are several suites."""
     found = find_runs(path) if path.is_dir() else []
     if not found:
-        raise no_run(path)
-    if len({run.path.parent for run in found}) > 1 or len(suites_of(run.path for run in found)) > 1:
-        raise ResultsError(f"{path}: holds runs of several suites; give the folder of one run or one suite")
+        raise no_run(path, remedy)
+    suites = {run.path.parent.name for run in found}
+    if len(suites) == 1:  # or a folder in which somebody collects runs
+        suites = suites_of(run.path for run in found)
+    if len(suites) > 1:
+        names = one_line(", ".join(sorted(suites)), 80)
+        raise ResultsError(f"{path}: holds runs of several suites ({names}); give the folder of one run or one suite")
     return found[-1]

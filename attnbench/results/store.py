@@ -85,6 +85,15 @@ class RunFolder:
         return read_manifest(self.path / ENVIRONMENT)
 
     @property
+    def suite_text(self) -> str:
+        """The suite that was run. Raises CorruptResults if it cannot be read."""
+        try:
+            return read_stored(self.path / SUITE).decode()
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise CorruptResults(f"{self.path / SUITE}: {one_line(str(why), 100)}; restore it") from None
+
+    @property
     def _facts(self) -> dict[str, Any]:
         """The same; nothing if they cannot be read, which :meth:`doubts` reports."""
         with suppress(CorruptResults):
@@ -131,10 +140,9 @@ class RunFolder:
         """
         environment = self.environment
         wanted = environment.get("suite_digest")
-        try:
-            whole = wanted is None or wanted == digest(read_stored(self.path / SUITE))
-        except (OSError, ValueError):
-            whole = False
+        whole = wanted is None
+        with suppress(CorruptResults):
+            whole = whole or wanted == digest(self.suite_text)
         suite = [] if whole else [f"{self.path / SUITE} is not the suite that was run; restore it"]
         ends = environment.get(ENDS)
         return suite if ends is None else [*suite, *(said for name in FILES for said in self._lost(name, ends))]

@@ -14,6 +14,7 @@ from attnbench.results.renamed import named_as_today
 from attnbench.suite.axes import FOLLOWING
 from attnbench.text import printable
 
+csv.field_size_limit(2**31 - 1)  # the losses of some thousand windows stand in one cell
 FORMULA = r"'*[=+\-@\t\r\n＝＋－＠]"
 """Start of a text that a spreadsheet may run as a formula; in some languages the wide signs start one too. A text that
 already has the mark ``'`` gets another, so that a reader who takes one off has the text."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import attnbench
+from attnbench.answers.board import entries
 from attnbench.answers.board.entries import read_runs
 from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of, write_site
 from attnbench.answers.report import html_page
@@ -327,6 +328,20 @@ def test_from_python_it_is_the_same_folder_and_the_same_site(tmp_path: Path) -> 
     for option, call in (("--to", attnbench.submit), ("--out", attnbench.board)):
         with pytest.raises(AttnbenchError, match=rf"choose another folder with {option}$"):
             call(run, tmp_path / "file")
+
+
+def test_a_folder_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write(tmp_path / "run")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entries, "replace_file", full)
+        with pytest.raises(AttnbenchError, match="No space left on device; make room"):
+            attnbench.submit(run, tmp_path / "runs")
+    assert not [*(tmp_path / "runs").iterdir()]
+    assert attnbench.submit(run, tmp_path / "runs")[0].is_dir()
 
 
 def test_a_suite_changed_after_it_was_handed_in_is_found(tmp_path: Path) -> None:

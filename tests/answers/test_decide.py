@@ -113,6 +113,9 @@ def test_a_graph_is_never_held_against_a_call_of_the_host(tmp_path: Path) -> Non
     assert found.note == "eager before, graph now: times of two things"
     assert decided(graph, eager).passed
     assert only(decided(older, eager), "time").verdict == "same"
+    for olds in ((older, graph), (graph, older)):
+        among = only(decided(olds[0], eager, PLAIN, olds[1]), "time")
+        assert (among.verdict, len(among.pair.old_visits)) == ("same", 1)
 
 
 def test_a_verdict_on_a_time_that_is_the_hosts_says_so(tmp_path: Path) -> None:
@@ -339,8 +342,8 @@ def test_quick_runs_are_unsure_for_lack_of_an_interval(tmp_path: Path) -> None:
 
 def test_fewer_than_five_rounds_are_noticed_in_either_run(tmp_path: Path) -> None:
     five, two = write_run(tmp_path / "five", ROWS), write_run(tmp_path / "two", ROWS, rounds=2)
-    assert (decided(five, two).rounds, decided(two, five).few_rounds) == (2, True)
-    assert not decided(five, write_run(tmp_path / "again", ROWS)).few_rounds
+    assert (decided(five, two).rounds, decided(two, five).few) == (2, len(ROWS))
+    assert not decided(five, write_run(tmp_path / "again", ROWS)).few
     lost = [replace(ROWS[0], visits=(1e-3,)), *ROWS[1:]]
     one = decided(five, write_run(tmp_path / "lost", lost))
     assert (one.few, one.rounds, one.times) == (1, 1, len(ROWS))
@@ -397,6 +400,37 @@ def test_on_another_machine_only_ratios_to_a_variant_are_judged(old: Path, tmp_p
         decided(old, new, GateQuestion(other_machine="ratios", relative_to="gla"))
 
 
+def test_a_run_without_a_time_beside_the_divisor_is_named(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row()])
+    new = write_run(tmp_path / "new", [Row()], about=environment(processor="Other"))
+    with pytest.raises(UsageError, match=rf"--relative-to 'softmax': {new} has no other time in its circumstances"):
+        decided(old, new, GateQuestion(other_machine="ratios"))
+
+
+def test_the_divisor_need_not_be_among_the_cells_that_are_selected(old: Path, tmp_path: Path) -> None:
+    slow = [replace(row, seconds=1.1e-3) for row in ROWS]
+    new = write_run(tmp_path / "new", slow, seed=1)
+    decision = decided(old, new, GateQuestion(measures=("time",), relative_to="softmax", select="linear"))
+    assert decision.drift == pytest.approx(1.1, rel=0.02)
+    assert (decision.counts(), decision.known) == ({"same": 3}, 3)
+
+
+def test_a_divisor_without_an_interval_decides_neither_the_drift_nor_blames_the_cells(tmp_path: Path) -> None:
+    """A cell of softmax with one visit, twice as slow by chance, moves no ratio of the others."""
+
+    def run(name: str, chance: float, *visits: float) -> Path:
+        rows = [Row(n=n, visits=(chance,)) for n in (64, 128)] + [Row("linear", visits=around(1.0, 0.001))]
+        return write_run(tmp_path / name, [*rows, *([Row(n=256, visits=visits)] if visits else [])])
+
+    both = run("old", 1.0, *around(1.0, 0.001)), run("new", 2.0, *around(1.0, 0.001))
+    decision = decided(*both, GateQuestion(measures=("time",), relative_to="softmax"))
+    assert decision.drift == pytest.approx(1.0, rel=0.01)
+    assert verdicts(decision)[("linear", 64)] == "same"
+    alone = decided(run("old-1", 1.0), run("new-1", 2.0), GateQuestion(measures=("time",), relative_to="softmax"))
+    (linear,) = [one for one in alone.findings if one.pair.shown.variant == "linear"]
+    assert linear.note == "no interval: it takes 3 rounds of the unchanged variant in each run"
+
+
 def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(window_products="oneDNN"))
     with pytest.raises(UsageError) as refused:
@@ -416,7 +450,7 @@ def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) ->
 
 
 def test_one_run_twice_and_runs_of_other_things_are_refused(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is given twice; give two different runs"):
+    with pytest.raises(UsageError, match="is given twice; give each run once"):
         read_runs([old, tmp_path / "x" / ".." / "old"] if (tmp_path / "x").mkdir() is None else [])
     other = write_run(tmp_path / "other", [Row("gla", n=4096)])
     with pytest.raises(ResultsError, match="have no cell in common; compare runs of the same suite"):
@@ -460,6 +494,18 @@ def test_a_variant_with_a_new_option_is_held_against_itself_before_and_that_is_s
     decision = decided(old, run("new", 1.3e-3, features=128, form="auto"))
     assert decision.counts() == {"slower": 1, "same": 2}
     assert decision.failures[0].note == "before: features=256, no form"
+
+
+def test_older_runs_with_other_options_of_one_label_are_all_its_older_runs(tmp_path: Path) -> None:
+    def run(name: str, **options: object) -> Path:
+        row = Row("performer", columns={"options": json.dumps(options)})
+        return write_run(tmp_path / name, [row], seed=len(name))
+
+    before, since, new = run("old", features=256), run("older", features=128), run("newest", features=128)
+    for olds in ((before, since), (since, before), (run("oldest", features=64), before)):
+        decision = decided(olds[0], new, GateQuestion(measures=("time",)), olds[1])
+        assert decision.counts() == {"same": 1}
+        assert len(decision.findings[0].pair.old_visits) == 2
 
 
 def test_the_worst_comes_first(tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ def test_what_is_unsure_has_a_line_only_where_it_seems_worse_and_is_counted_othe
     highs = sorted(math.ceil(100 * (one.high or 0)) / 100 for one in found.findings)
     assert f"nothing is slower than x{highs[2]:.2f}, half of the times not than x{highs[1]:.2f}" in table.foot
     assert table.verdict.startswith("passed: nothing is worse beyond doubt; 3 unsure; 1 cell looks slower (up to 1.20 ")
+    one_visit = write_run(tmp_path / "one", [Row("linear", visits=(1.0,)), *(Row(n=n) for n in (64, 128, 256))])
+    with_less = decide(load(one_visit), [load(one_visit)], GateQuestion(measures=("time",)))
+    assert any(line.startswith("nothing with an interval is slower than ") for line in table_of(with_less).foot)
     slower = run("slower", 3.0, 1.0, 0.9)
     besides = table_of(decide(load(slower), [load(old)], GateQuestion(measures=("time",))))
     assert any(line.startswith("nothing else is slower than ") for line in besides.foot)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import attnbench
-from attnbench.answers.gate.verdict import Tolerance
+from attnbench.answers import history as answers
+from attnbench.answers.gate.join import RowPair
+from attnbench.answers.gate.verdict import Times, Tolerance, times_of
 from attnbench.answers.history import CellHistory, follow, history, read_history
 from attnbench.cli.app import main
 from attnbench.contract.problem.shape import Shape
@@ -105,6 +108,47 @@ def test_memory_and_failures_change_at_the_second_run(tmp_path: Path) -> None:
     assert changes(found.lines[0]) == [("02", "worse"), ("03", "broken"), ("04", "fixed")]
     assert found.lines[0].values == [4096, 8192, 8192]
     assert changes(history([tmp_path], {**ALL, "metric": "memory", "above": 3.0}).lines[0])[0] == ("03", "broken")
+
+
+def test_a_run_that_failed_hides_no_change_of_memory(tmp_path: Path) -> None:
+    failed = [Row("softmax", 64, status=Status.OOM, reason="no room")]
+    write(tmp_path, *made(1e-3), failed, *made(1e-3, 1e-3, memory=8192))
+    (softmax,) = history([tmp_path], {**ALL, "metric": "memory", "variants": ("softmax",)}).lines
+    assert changes(softmax) == [("02", "broken"), ("03", "worse")]
+
+
+@pytest.mark.parametrize("status", [Status.OOM, Status.DISTURBED])
+def test_a_run_without_a_time_hides_no_change_of_the_next(tmp_path: Path, status: Status) -> None:
+    lost = [Row("softmax", 64, status=status, reason="no time"), Row("sdpa", 64)]
+    write(tmp_path, *made(*[1e-3] * 8), lost, *made(2e-3))
+    (softmax, _) = history([tmp_path], ALL).lines
+    assert changes(softmax)[-1] == ("10", "slower")
+
+
+def test_what_earlier_runs_took_is_no_verdict_on_a_run_that_was_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = list[RowPair]()
+
+    def spy(pairs: Sequence[RowPair], **how: Any) -> Times:
+        held.extend(pairs)
+        return times_of(pairs, **how)
+
+    monkeypatch.setattr(answers, "times_of", spy)
+    write(tmp_path, *([Row("softmax", 64, seconds), Row("sdpa")] for seconds in (1e-3, 1e-3, 1e-3, 2e-3, None)))
+    history([tmp_path], ALL)
+    assert {pair.new.variant for pair in held if pair.new and pair.times} == {"sdpa"}
+
+
+def test_one_folder_whose_path_is_written_in_two_ways_is_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *made(*[1e-3] * 3))
+    monkeypatch.chdir(tmp_path)
+    olds, out = read_history([Path("s")], load(folder_of(tmp_path, 3)))
+    assert ([run.name[6:8] for run in olds], out) == (["01", "02"], {})
+    found = history([Path("s"), tmp_path], ALL)
+    assert (len(found.runs), found.left_out) == (3, {})
 
 
 def test_runs_that_are_not_comparable_are_named_with_the_reason_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -248,3 +292,18 @@ def test_of_runs_of_one_program_few_histories_have_a_change(spread: tuple[float,
         lines, _between = follow(drawn(rng, 12, 4, spread), "time", Tolerance(time=1.0))
         alarms += any(line.changes for line in lines)
     assert alarms <= 3  # of 20 with 5 % each, more than 3 come by chance in 1.6 % of all tests
+
+
+def test_a_graph_after_calls_of_the_host_is_no_change_at_any_run() -> None:
+    """It is twenty times as fast, and the other cells show that runs of one program hardly differ."""
+
+    def captured(run: MeasuredRun) -> MeasuredRun:
+        (key, row), *_ = run.rows.items()
+        visits = run.visits[row.cell_id]
+        quick = replace(visits, seconds={turn: one / 20 for turn, one in visits.seconds.items()})
+        graph = {key: replace(row, launched="graph")}
+        return replace(run, rows={**run.rows, **graph}, visits={**run.visits, row.cell_id: quick})
+
+    runs = drawn(np.random.default_rng(1), 12, 21, (0.01, 0.0, 0.0))
+    lines, _between = follow([*runs[:8], *map(captured, runs[8:])], "time", Tolerance())
+    assert not any(line.changes for line in lines)

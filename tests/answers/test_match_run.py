@@ -126,6 +126,13 @@ def test_a_setting_that_failed_in_the_run_is_no_answer_and_gives_its_reason() ->
     )
 
 
+def test_a_row_that_failed_in_one_sweep_hides_no_time_of_another() -> None:
+    late = row("topk", status=Status.TIMEOUT, reason="exact attention took too long", sweep="error")
+    (topk,) = match_run(table(late, timed("topk", 0.01, 2**20)), ["topk"], Budget("time", 1.0)).found
+    assert topk.chosen is not None
+    assert topk.chosen.time == 0.01
+
+
 def test_times_of_other_circumstances_are_not_mixed(run: pd.DataFrame) -> None:
     other = table(timed("topk", 1e-9, 1)).assign(batch=64)
     found = match_run(pd.concat([other, run], ignore_index=True), ["topk"], Budget("time", 1.0))

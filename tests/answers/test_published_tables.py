@@ -153,6 +153,12 @@ def test_ratios_orders_and_the_crossover_are_judged_on_any_device(
     assert (overtakes.claim.says, overtakes.verdict) == ("ours overtakes exact between n=512 and 1024", crossover)
 
 
+def test_a_variant_that_is_not_loaded_is_no_best_exact_kernel(tmp_path: Path) -> None:
+    foreign = replace(timed("sdpa", 512, 0.1), variant="theirs", label="theirs", options="{}")
+    found = judged(written(tmp_path), [*rows_of((1.0, 4.0), (2.0, 2.0)), foreign], tmp_path)
+    assert any("; best exact here: 0.5 × softmax" in one.evidence for one in found)
+
+
 def test_how_far_off_it_is_is_said(tmp_path: Path) -> None:
     found = judged(written(tmp_path), rows_of((1.0, 4.0), (1.0, 1.0)), tmp_path)
     assert "time ratio 4 (3.92 to 4.08), 2 of the published" in found[-2].evidence
@@ -192,6 +198,12 @@ def test_units(unit: str, value: float, amount: float, column: str, tmp_path: Pa
     assert (first.amount, first.of) == (pytest.approx(amount), column)
 
 
+def test_a_length_may_be_written_as_in_a_suite(tmp_path: Path) -> None:
+    table = written(tmp_path, FORM.replace("[512, 1024]", "[512, 1k]"))
+    assert [one.n for one in table] == [512, 1024] * 2
+    assert judged(table, rows_of((1.0, 4.0), (2.0, 2.0)), tmp_path)[-1].claim.says.endswith("between n=512 and 1024")
+
+
 def test_a_row_that_failed_and_a_kernel_that_is_not_here_say_why(tmp_path: Path) -> None:
     rows = [
         *rows_of((1.0, 4.0), (2.0, 2.0))[:3],
@@ -213,6 +225,7 @@ WRONG = [
     ("heads: 4", "shape: llama3-80b", 9, "did you mean 'llama3-8b'?"),
     ("heads: 4", "heads: [4]", 9, "a list in 'at' is of another length; write 2 values"),
     ("seq_len: [512, 1024], ", "", 9, "'seq_len' is missing; add it"),
+    ("seq_len: [512, 1024]", "seq_len: 512..1024", 9, "'seq_len' is '512..1024'; write a list"),
     ("baseline: exact", "baseline: exakt", 9, "no row is called 'exakt'; did you mean 'exact'?"),
     ("row: ours", "row: exact", 10, "another variant is called 'exact' too, the baseline; rename one"),
     ("baseline: exact", "basline: exact", 5, "unknown key 'basline'; did you mean 'baseline'?"),

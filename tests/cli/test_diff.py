@@ -55,7 +55,7 @@ def test_the_other_way_round_it_is_faster(capsys: pytest.CaptureFixture[str]) ->
     [
         ("diff a", "diff needs two runs; for example: attnbench diff OLD NEW"),
         ("diff", "diff needs two runs; for example: attnbench diff OLD NEW"),
-        ("diff a a", "a is given twice; give two different runs"),
+        ("diff a a", "a is given twice; give each run once"),
         ("diff a nowhere", "nowhere: no such folder; give a folder written by attnbench run"),
         ("diff a elsewhere", "elsewhere and a differ in cores: 64 and 2: measure both on one machine"),
         *(

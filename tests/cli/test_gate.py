@@ -90,7 +90,7 @@ BAD = [
     ("gate nowhere --against old", Exit.USAGE, "nowhere: no such folder"),
     (f"gate {'x' * 5000} --against old", Exit.USAGE, f"{'x' * 199}…: cannot be read (File name too long)"),
     ("gate table.csv --against old", Exit.USAGE, "table.csv: a table alone does not say where"),
-    ("gate old --against old", Exit.USAGE, "old is given twice; give two different runs"),
+    ("gate old --against old", Exit.USAGE, "old is given twice; give each run once"),
     ("gate same --against old --against old/results.csv", Exit.USAGE, "old is given twice"),
     ("gate others --against old", Exit.USAGE, "others and old have no cell in common: they differ in seq_len"),
     *(

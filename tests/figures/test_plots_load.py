@@ -55,6 +55,16 @@ def test_numbers_that_were_not_measured_are_nan_and_text_never_is(tmp_path: Path
     assert frame["threads"].dtype == np.float64
 
 
+def test_every_seed_of_a_table_keeps_its_digits(tmp_path: Path, run: Any) -> None:
+    seeds = [0, 2**53, 2**53 + 1, 2**63 - 1]
+    frame = read_results(write(tmp_path / "results.csv", [run.row("softmax", seed=seed) for seed in seeds]))
+    assert frame["seed"].tolist() == seeds
+    for wrong in ("nan", "inf", "1.5", str(2**63), ""):
+        with pytest.raises(ResultsError, match="not a whole number"):
+            read_results(write(tmp_path / "results.csv", [run.row("softmax", seed=wrong)]))
+    assert read_results(write(tmp_path / "results.csv", [run.row("softmax", seed="7.0")]))["seed"].tolist() == [7]
+
+
 @pytest.mark.parametrize("name", ["NA", "null", "nan", "None", "1e3"])
 def test_a_variant_may_have_the_name_of_a_missing_value(tmp_path: Path, run: Any, name: str) -> None:
     row = run.row("softmax") | {"variant": name, "label": name}

@@ -22,6 +22,7 @@ from attnbench.results.record import COLUMNS, Record
 from attnbench.results.store import RunFolder
 from attnbench.suite.cell import Cell
 from tests.answers.machines import files, measuring
+from tests.results.test_scores import row as trained_row
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +97,13 @@ def test_a_table_has_the_columns_that_say_something_and_a_failed_row_its_reason(
     assert list(tables_of(both)[0].columns) == ["variant", "causal", "n", "time", "peak"]
 
 
+def test_trainings_among_which_no_rate_was_chosen_have_a_line_with_the_reason() -> None:
+    (table,) = tables_of([trained_row("linear", 0.5, seed=0, rate=2e-3), trained_row("linear", 0.9, seed=1, rate=8e-3)])
+    (line,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert line["variant"] == "linear"
+    assert line["note"] == "no rate chosen: no seed was trained at every rate"
+
+
 def test_markdown_is_a_table_whatever_is_in_a_cell() -> None:
     text = as_text(Table("a *b*", ["x|y", "n"], [["one\ntwo | <three>", "1"]], right=["n"]), "markdown")
     assert text == "**a \\*b\\***\n\n| x\\|y | n |\n| --- | ---: |\n| one two \\| \\<three\\> | 1 |\n"
@@ -135,7 +143,7 @@ def test_a_folder_of_several_suites_is_refused_and_that_of_one_is_its_newest_run
         shutil.copytree(run, tmp_path / suite / run.name)
     capsys.readouterr()
     assert main(["export", str(tmp_path), "--format", "latex"]) == 2
-    assert "holds runs of several suites; give the folder of one run or one suite" in capsys.readouterr().err
+    assert "holds runs of several suites (s, t); give the folder of one run or one suite" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "nothing"), "--format", "latex"]) == 2
 
 

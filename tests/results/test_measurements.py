@@ -73,6 +73,12 @@ def test_of_two_rows_with_one_key_the_one_with_more_samples_counts_and_gets_what
     assert set(run.samples[row.cell_id]) == set(range(5))
 
 
+def test_a_time_of_one_visit_gets_no_interval_of_another_row(tmp_path: Path) -> None:
+    one = Row(sweep="again", visits=(2e-3,))
+    (row,) = load(write_run(tmp_path / "run", [Row(columns={"time_samples": 7}), one])).rows.values()
+    assert (row.sweep, row.time_median_s, row.time_ci_low_s, row.time_ci_high_s) == ("again", 2e-3, None, None)
+
+
 def test_a_failed_row_does_not_hide_one_that_is_ok_and_an_interrupted_one_is_no_row(tmp_path: Path) -> None:
     oom = Row(status=Status.OOM, reason="too little", sweep="v")
     stopped = Row("linear", status=Status.INTERRUPTED)
@@ -255,8 +261,8 @@ def test_what_is_no_run_is_refused_with_a_remedy(tmp_path: Path) -> None:
         "nowhere": "no such folder; give a folder written by attnbench run",
         "empty": "holds no run; measure first",
         "table.csv": "a table alone does not say where it was measured",
-        "several": r"holds runs of several suites \(a, b\); give one run",
-        "collected": r"holds runs of several suites \(of x, of y\); give one run",
+        "several": r"holds runs of several suites \(a, b\); give the folder of one run",
+        "collected": r"holds runs of several suites \(of x, of y\); give the folder of one run",
         "no-row": "no row yet; measure first",
         "future": "schema_version 9, this attnbench reads 1 to 3; use the attnbench that wrote it",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.measure.status import Status
+from attnbench.results.manifest import read_manifest, write_manifest
 from attnbench.results.measurements import load
 from attnbench.results.merge import merge
 from attnbench.results.read import read_results
@@ -232,8 +234,15 @@ def test_a_damaged_run_is_refused_with_its_place(tmp_path: Path, measure: Callab
     (second / ENVIRONMENT).write_text(environment.replace("AMD", "IBM"))
     assert str(second / ENVIRONMENT) in refused(tmp_path, [first, second], CorruptResults)
     (second / ENVIRONMENT).write_text(environment)
+    suite = (second / "suite.yaml").read_bytes()
     (second / "suite.yaml").write_text("name: t\n")
     assert str(second / "suite.yaml") in refused(tmp_path, [first, second], CorruptResults)
+    (second / "suite.yaml").unlink()
+    facts = read_manifest(second / ENVIRONMENT)
+    write_manifest(second / ENVIRONMENT, {name: one for name, one in facts.items() if name != "suite_digest"})
+    assert f"{second / 'suite.yaml'}: No such file" in refused(tmp_path, [first, second], CorruptResults)
+    (second / "suite.yaml.xz").write_bytes(lzma.compress(suite))
+    assert len(merge([first, second], tmp_path / "all").folder.records()) == 8
 
 
 def test_a_row_of_a_third_machine_is_foreign_to_a_merged_run(tmp_path: Path, measure: Callable[..., Path]) -> None:

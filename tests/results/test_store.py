@@ -23,6 +23,7 @@ from attnbench.errors import CannotCreate, CorruptResults, Locked, ResultsError,
 from attnbench.measure.status import Status
 from attnbench.results import store
 from attnbench.results.manifest import ENDS, digest, write_manifest
+from attnbench.results.read import read_results
 from attnbench.results.record import COLUMNS, SCHEMA_VERSION, Record
 from attnbench.results.runs import by_age, find_runs, suite_folder
 from attnbench.results.store import RECORDS, SAMPLES, RunFolder
@@ -753,6 +754,15 @@ def test_a_number_of_a_schema_that_fills_a_page_is_cut(folder: RunFolder) -> Non
     with pytest.raises(ResultsError) as caught:
         folder.history()
     assert str(caught.value).startswith(f"{folder.path}: schema_version 1{'0' * 38}…, this attnbench reads 1 to 3; ")
+
+
+def test_a_cell_of_a_table_may_be_as_long_as_the_losses_of_all_windows(folder: RunFolder) -> None:
+    row = record(window_losses=json.dumps([1.0] * 100_000))
+    folder.add(row)
+    folder.write_csv([row])
+    assert folder.compare_table(folder.history()) == ([row.cell_id], "")
+    (folder.path / RECORDS).unlink()
+    assert read_results(folder.path / "results.csv", warn=str)["window_losses"].tolist() == [row.window_losses]
 
 
 def test_a_line_that_stands_twice_in_a_table_is_told(folder: RunFolder) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import lzma
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.answers.report.provenance import MachineClass, title_of
-from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
+from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError, cannot_write
 from attnbench.files import PACKED, make_folder, replace_file
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
@@ -18,7 +19,7 @@ from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
 from attnbench.results.read import read_results, run_names
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
 from attnbench.results.runs import find_runs, newest_run, no_run
-from attnbench.results.store import ENVIRONMENT, RECORDS, SUITE, TABLE, RunFolder
+from attnbench.results.store import ENVIRONMENT, RECORDS, TABLE, RunFolder
 from attnbench.text import one_line, quantity, without_secrets
 
 _WITHOUT = {
@@ -123,19 +124,24 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
         raise CannotCreate(f"{place} exists: this run was handed in before; choose another folder with --to")
     make_folder(Path(to), "--to")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
-    suite = (folder.path / SUITE).read_text(encoding="utf-8")
     records = [record.to_json() for record in folder.in_order()]
-    about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, suite, records])
+    about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, folder.suite_text, records])
     thin = RunFolder.create(place, environment=about, suite_text=suite)
-    with thin.lock():
-        thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
-        thin.append(RECORDS, records)
-        thin.write_csv(thin.in_order())
-        thin.conclude()
-    for file in (place / RECORDS, place / TABLE):
-        replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
-        file.unlink()
-    (place / ".lock").unlink(missing_ok=True)
+    try:
+        with thin.lock():
+            thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
+            thin.append(RECORDS, records)
+            thin.write_csv(thin.in_order())
+            thin.conclude()
+        for file in (place / RECORDS, place / TABLE):
+            replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
+            file.unlink()
+        (place / ".lock").unlink(missing_ok=True)
+    except BaseException as error:
+        shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise cannot_write(place, error, "choose another folder with --to") from error
+        raise
     return place, out
 
 

@@ -179,7 +179,8 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
 
 def _best_exact(claim: Claim, test: RatioTest, frame: pd.DataFrame) -> str:
     rows = having(frame[(frame["status"] == Status.OK) & frame[test.of].notna()], test.where)
-    rows = rows[[VARIANTS.get(name).traits.exact for name in rows["variant"]]].sort_values(test.of)
+    is_exact = {name: name in VARIANTS and VARIANTS.get(name).traits.exact for name in set(rows["variant"])}
+    rows = rows[[is_exact[name] for name in rows["variant"]]].sort_values(test.of)
     for best in rows["label"].head(1):
         beside = RatioTest(
             kind="ratio", of=test.of, where=test.where, top=best, bottom=test.bottom or test.top, above=1

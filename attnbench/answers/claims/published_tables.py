@@ -20,12 +20,13 @@ from attnbench.answers.claims.imported import imported
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.figures.published.point_file import csv_text
-from attnbench.suite.axes import defaults
+from attnbench.suite.axes import AXES, Whole, defaults
 from attnbench.suite.cell import Level, Pass
 from attnbench.suite.document import NotASuite, read_document
 from attnbench.suite.expand import check_names
 from attnbench.suite.messages import Origin, Place, explain, pick, shown
 from attnbench.suite.named_shapes import spelled_out
+from attnbench.suite.ranges import is_number, parse_range
 from attnbench.suite.schema import Suite
 from attnbench.units import format_number
 
@@ -277,7 +278,8 @@ def _numbers(row: object, shared: Mapping[str, Any], origin: Origin, place: int)
             at = {**(shared.get("at") or {}), **(row.get("at") or {})}
             if any(isinstance(one, list) and len(one) != len(values) for one in at.values()):
                 raise origin.error(here, f"a list in 'at' is of another length; write {len(values)} values, or one")
-            own = {axis: one[index] if isinstance(one, list) else one for axis, one in at.items() if one is not None}
+            own = {axis: _single(axis, one[index] if isinstance(one, list) else one) for axis, one in at.items()}
+            own = {axis: one for axis, one in own.items() if one is not None}
             about |= {"at": spelled_out(own), "shape": str(own.get("shape", "")), "value": value}
             if value is not None:
                 yield Number.model_validate(about)
@@ -292,3 +294,13 @@ def _numbers(row: object, shared: Mapping[str, Any], origin: Origin, place: int)
             unknown = f"unknown key {shown(inside[-1])}{pick(inside[-1], known)}"
             said = unknown if details["type"] == "extra_forbidden" else explain(dict(details))
             raise origin.error(inside if inside[0] in shared.keys() - row.keys() else (*here, *inside), said) from None
+
+
+def _single(axis: str, value: Value) -> Value:
+    """A value of an axis, a whole number also as a suite may have it: ``16k``. Raises UsageError for several."""
+    if isinstance(value, str) and axis in AXES and isinstance(AXES[axis].values, Whole):
+        if is_number(value) and not value.isdecimal():
+            return parse_range(value)[0]
+        if ".." in value or "," in value:
+            raise UsageError(f"{axis!r} is {shown(value)}; write a list with one number for each of the values")
+    return value  # the suite refuses what is no value

@@ -99,10 +99,6 @@ class Decision:
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
-    @property
-    def few_rounds(self) -> bool:
-        return self.few > 0
-
     def seems_worse(self, one: Ruling) -> bool:
         """True if it is not known to be worse than the limit, but its ratio is."""
         limits = self.question.limits
@@ -118,11 +114,6 @@ def read_runs(paths: Sequence[Path]) -> list[MeasuredRun]:
     """Load runs, none of them twice. Raises UsageError: two paths lead to the same run, or to copies of one. Raises
     ResultsError, CorruptResults: as :func:`~attnbench.results.measurements.load`."""
     runs = [load(path) for path in paths]
-    seen: set[Path] = set()
-    for run in runs:
-        if run.path.resolve() in seen:
-            raise UsageError(f"{run.path} is given twice; give two different runs")
-        seen.add(run.path.resolve())
     refuse_copies((run.path, run.environment) for run in runs)
     return runs
 
@@ -142,16 +133,15 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
         runs, measures = [over(run, unit) for run in runs], ("time",)
     new, *olds = runs
     chosen = question.select
-    pairs = [pair for pair in join(new, olds) if chosen is None or matches(chosen, address(pair.shown))]
+    every = [in_turn(pair) for pair in join(new, olds)] if beside else join(new, olds)
+    pairs = [pair for pair in every if chosen is None or matches(chosen, address(pair.shown))]
     if not pairs:
-        example = next(iter(new.rows.values()), None)
-        called = f"; a cell is called {address(example)}" if example else ""
-        raise UsageError(f"-k {(chosen or '')[:60]!r}: no cell matches{called}")
-    pairs = [in_turn(pair) for pair in pairs] if beside else pairs
+        example = address(next(iter(new.rows.values())))
+        raise UsageError(f"-k {(chosen or '')[:60]!r}: no cell matches; a cell is called {example}")
     both = [pair for pair in pairs if pair.old and pair.new]
     if not both:
         raise ResultsError(f"{new.path} and {olds[0].path} have no cell in common{_what_keeps_apart(pairs)}")
-    reference = unchanged(both, question.relative_to) if question.relative_to and not elsewhere else []
+    reference = unchanged(every, question.relative_to) if question.relative_to and not elsewhere else []
     # Runs that took turns differ by nothing but their environments.
     times = times_of(both, reference, between=(0.0, 1) if beside else None)
     timed = [pair for pair in both if pair.times]
@@ -170,7 +160,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
         few=sum(pair.rounds < ENOUGH_ROUNDS for pair in timed),
         unit=unit,
         paces=tuple(paces),
-        known=len(times.ratios),
+        known=sum(pair.key in times.ratios for pair in both),
         between=times.between,
     )
 
@@ -250,7 +240,7 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
     """The run with every time divided by that of ``variant`` in the same circumstances, and nothing else in it.
 
     Each round's two times are divided, since one process measured both. Keys lose the facts of the machine: threads and
-    the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run.
+    the state of the process. Raises UsageError if ``variant`` was timed nowhere in this run, or nothing beside it.
     """
     timed = {key: row for key, row in run.rows.items() if row.status is Status.OK and row.time_median_s}
     rows = {key.but(threads=None, process=""): row for key, row in timed.items()}
@@ -262,6 +252,10 @@ def over(run: MeasuredRun, variant: str) -> MeasuredRun:
         by = reference.get(_circumstances(key))
         if by is not None and not _is(row, variant):
             found[key], visits[row.cell_id] = _divided(row, by), _over(run.visits[row.cell_id], run.visits[by.cell_id])
+    if not found:
+        raise UsageError(
+            f"--relative-to {variant!r}: {run.path} has no other time in its circumstances; name another variant"
+        )
     return replace(run, rows=found, visits=visits)
 
 

@@ -79,7 +79,7 @@ def _counted(findings: Sequence[Ruling]) -> str:
 
 def _head(decision: Decision) -> list[str]:
     said, question = [], decision.question
-    if decision.few_rounds:
+    if decision.few:
         rounds = quantity(decision.rounds or 0, "round")
         which = "" if decision.few == decision.times else f" of {decision.few} among {decision.times} timed cells"
         said.append(
@@ -156,7 +156,8 @@ def _bound(decision: Decision) -> list[str]:
         return []
     half = highs[(len(highs) - 1) // 2]
     others = " else" if len(times) < sum(one.measure == "time" for one in decision.findings) else ""
-    return [f"nothing{others} is slower than x{highs[-1]:.2f}, half of the times not than x{half:.2f}"]
+    which, half_of = (" with an interval", "these") if len(highs) < len(times) else ("", "the times")
+    return [f"nothing{others}{which} is slower than x{highs[-1]:.2f}, half of {half_of} not than x{half:.2f}"]
 
 
 def to_text(decision: Decision) -> str:
@@ -171,7 +172,8 @@ def to_text(decision: Decision) -> str:
 def to_markdown(decision: Decision) -> str:
     """The table as Markdown, of at most 65,536 characters; omitted rows are counted."""
     table = table_of(decision)
-    warned, about = table.head[: decision.few_rounds], table.head[decision.few_rounds :]
+    warns = decision.few > 0
+    warned, about = table.head[:warns], table.head[warns:]
     head = [*_paragraph(warned), f"### attnbench: {_escaped(table.verdict)}", "", *_paragraph(about)]
     foot = ["", *_paragraph(table.foot)]
     lines = [_line(row) for row in table.rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -49,7 +49,7 @@ class RowPair:
         """The reason against a ratio of two times; empty without one."""
         if self.disturbed:
             return f"withheld: the machine was busy {' and '.join(self.disturbed)}; the same command measures it anew"
-        old, new = (row.launched or "eager" if row else "" for row in (self.old, self.new))
+        old, new = (launch_of(row) if row else "" for row in (self.old, self.new))
         return f"{old} before, {new} now: times of two things" if self.old and self.new and old != new else ""
 
     @property
@@ -63,19 +63,37 @@ class RowPair:
         return row
 
 
+def launch_of(row: Record) -> str:
+    """The way in which its calls reached the device; older rows, which do not say it, were launched by the host."""
+    return row.launched or "eager"
+
+
 def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[RowPair]:
     """A pair for every key: first those of the new run in its order, then those that only older runs have.
 
+    Of older rows those count that were launched as the new one was, if there are some.
+    """
+    before: dict[Key, list[tuple[MeasuredRun, Record]]] = {key: [] for key in new.rows}
+    for run in olds:
+        for key, row in _counterparts(run, new):
+            before.setdefault(key, []).append((run, row))
+    pairs = []
+    for key, rows in before.items():
+        now = new.rows.get(key)
+        rows = [one for one in rows if now and launch_of(one[1]) == launch_of(now)] or rows
+        old = next((row for _, row in rows if row.status is Status.OK), rows[0][1] if rows else None)
+        pairs.append(RowPair(key, old, now, _visits(rows), _visits([(new, now)] if now else [])))
+    return pairs
+
+
+def _counterparts(run: MeasuredRun, new: MeasuredRun) -> Iterator[tuple[Key, Record]]:
+    """Each row of an older run, with the key of the new row that measured the same, or with its own.
+
     Rows with the same label are a pair if no row has the same options, which may be new or have another default since.
     """
-    before = _pooled(olds)
-    by_label = {_by_label(key, row): key for key, row in before.items() if key not in new.rows}
-    pairs = []
-    for key, row in new.rows.items():
-        known = key if key in before else by_label.pop(_by_label(key, row), None)
-        old = before.pop(known) if known else None
-        pairs.append(RowPair(key, old, row, _visits(olds, known), _visits([new], key)))
-    return [*pairs, *(RowPair(key, row, None) for key, row in before.items())]
+    by_label = {key.but(options=row.label): key for key, row in new.rows.items() if key not in run.rows}
+    for key, row in run.rows.items():
+        yield key if key in new.rows else by_label.pop(key.but(options=row.label), key), row
 
 
 def in_turn(pair: RowPair) -> RowPair:
@@ -90,21 +108,8 @@ def in_turn(pair: RowPair) -> RowPair:
     return replace(pair, old_visits=(before,) if ratios else (), new_visits=(now,))
 
 
-def _visits(runs: Sequence[MeasuredRun], key: Key | None) -> tuple[Visits, ...]:
-    rows = [(run, run.rows[key]) for run in runs if key in run.rows] if key else []
+def _visits(rows: Iterable[tuple[MeasuredRun, Record]]) -> tuple[Visits, ...]:
     return tuple(run.visits[row.cell_id] for run, row in rows if row.cell_id in run.visits)
-
-
-def _by_label(key: Key, row: Record) -> Key:
-    return key.but(options=row.label)
-
-
-def _pooled(runs: Sequence[MeasuredRun]) -> dict[Key, Record]:
-    found: dict[Key, Record] = {}
-    for key, row in (item for run in runs for item in run.rows.items()):
-        if key not in found or (found[key].status is not Status.OK and row.status is Status.OK):
-            found[key] = row
-    return found
 
 
 def ratios_of_times(pairs: Sequence[RowPair]) -> list[float]:

@@ -33,7 +33,7 @@ ENOUGH_ROUNDS = 5
 """Fewest visits with which an interval knows enough of a machine's drift."""
 MANY_ROUNDS = 50
 """Most further rounds that are worth while for one cell."""
-_RAN = {Status.OK, Status.DISTURBED}
+RAN = {Status.OK, Status.DISTURBED}
 """Outcomes of a program that ran to its end."""
 _EQUAL = 1e-3
 """Errors this close come from the same draws."""
@@ -105,15 +105,18 @@ def times_of(
 
     Ratios are divided by the median of those of ``reference``, pairs of an unchanged program; its uncertainty counts.
     """
-    known = {pair.key: visited for pair in pairs if pair.times and (visited := _visited(pair)).enough}
+    timed = [pair for pair in (*pairs, *reference) if pair.times]
+    known = {pair.key: visited for pair in timed if (visited := _visited(pair)).enough}
     found: OverVisits = ratios_over_visits(list(known.values()), known=between, looks=looks)
     ratios = dict(zip(known, found.ratios, strict=True))
     if not reference:
         return Times(ratios, found.between)
-    by = [ratios[pair.key] for pair in reference if pair.key in ratios]
-    halves = [math.log(high / low) / 2 for _, low, high in by]
-    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / max(1, len(by))
-    return Times(ratios if by else {}, found.between, median(ratios_of_times(reference)), doubt)
+    by = [pair for pair in reference if pair.key in ratios]
+    if not by:
+        return Times({}, found.between, median(ratios_of_times(reference)))
+    halves = [math.log(high / low) / 2 for _, low, high in (ratios[pair.key] for pair in by)]
+    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / len(by)
+    return Times(ratios, found.between, median(ratios_of_times(by)), doubt)
 
 
 def _visited(pair: RowPair) -> Visited:
@@ -135,7 +138,7 @@ def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: 
         verdict: Verdict = "missing" if new is None else "new"
         return [Ruling(pair, "status", verdict)]
     found = [_of_status(pair, old, new)] if "status" in measures else []
-    if {old.status, new.status} <= _RAN:
+    if {old.status, new.status} <= RAN:
         if "time" in measures and pair.times:
             found.append(_of_time(pair, *pair.times, limits.time, times))
         elif "time" in measures and pair.withheld:
@@ -147,9 +150,9 @@ def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: 
 
 
 def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
-    if old.status in _RAN and new.status not in _RAN:
+    if old.status in RAN and new.status not in RAN:
         return Ruling(pair, "status", "broken", note=f"{new.status}: {new.reason}")
-    if old.status not in _RAN and new.status in _RAN:
+    if old.status not in RAN and new.status in RAN:
         return Ruling(pair, "status", "fixed", note=f"before: {old.status}: {old.reason}")
     return Ruling(pair, "status", "same", note="" if old.status is new.status else f"{old.status}, now {new.status}")
 
@@ -157,7 +160,8 @@ def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
 def _of_time(pair: RowPair, before: float, now: float, limit: float, times: Times) -> Ruling:
     bare = Ruling(pair, "time", "unsure", before, now, now / before / times.drift)
     if pair.key not in times.ratios:
-        return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of each run", at_risk=True)
+        lacking = "each run" if pair.rounds < FEWEST_VISITS else "the unchanged variant in each run"
+        return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of {lacking}", at_risk=True)
     ratio, low, high = times.ratios[pair.key]
     down, up = (math.exp(math.hypot(math.log(span), times.doubt)) for span in (ratio / low, high / ratio))
     found = _with_interval(

@@ -226,12 +226,13 @@ def _fitting(rows: pd.DataFrame, to: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(rows: pd.DataFrame, columns: Sequence[str] = _ALIKE) -> pd.DataFrame:
-    """The rows of the circumstances with the most labels, one for each label."""
+    """The rows of the circumstances with the most labels, one for each label: the first that is ok, else the first."""
     if rows.empty:
         return rows
     groups = rows.groupby([name for name in columns if name in rows], sort=False, dropna=False)
     most = max(groups, key=lambda group: group[1]["label"].nunique())[1]
-    return most.drop_duplicates("label")
+    ok_first = most.sort_values("status", key=lambda status: status != Status.OK, kind="stable")
+    return ok_first.drop_duplicates("label").sort_index(kind="stable")
 
 
 def _timed_points(rows: pd.DataFrame) -> _Measured:

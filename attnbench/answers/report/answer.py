@@ -15,8 +15,8 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.contenders import Contenders, contenders
 from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.scored import Problem
-from attnbench.results.frame.settings import records
-from attnbench.results.frame.words import configuration, short_names
+from attnbench.results.frame.settings import by_model, records
+from attnbench.results.frame.words import configuration, in_words, short_names
 from attnbench.results.intervals import MEAN, learnt
 from attnbench.results.swaps import EXACT, MEAN_VALUE, SwapLine, lines
 from attnbench.suite.cell import STEPS, UNTOUCHED
@@ -247,7 +247,13 @@ def _scores(
 
 
 def _replaced(frame: pd.DataFrame) -> Iterator[Sentence]:
-    rows = frame[(frame["level"] == "pretrained") & frame["hidden_error"].notna()]
+    parts = by_model(frame[(frame["level"] == "pretrained") & frame["hidden_error"].notna()])
+    for part in parts:
+        of = f"{in_words('model', part['model'].iloc[0])}: " * (len(parts) > 1)
+        yield from ([(of + start, strong), *rest] for (start, strong), *rest in _least_damage(part))
+
+
+def _least_damage(rows: pd.DataFrame) -> Iterator[Sentence]:
     found = [line for line in lines(records(rows)) if line.label not in (EXACT, MEAN_VALUE, UNTOUCHED)]
     found = [line for line in found if not line.alone and not line.is_exact]
     for steps in sorted({line.steps for line in found}):

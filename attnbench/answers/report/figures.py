@@ -18,6 +18,7 @@ from attnbench.figures.kit.page import NothingToDraw, laid_out
 from attnbench.figures.kit.palette import drawn_inline
 from attnbench.figures.kit.style import CAPTIONS, Caption
 from attnbench.figures.tradeoff import draw_contenders
+from attnbench.results.frame.settings import by_model
 
 MOST = 6
 """Most figures of speed against error in a section, and of time over length."""
@@ -73,10 +74,12 @@ def _lengths(name: str, lengths: Sequence[int]) -> str:
 
 
 def draw_whole(kinds: Sequence[str], rows: pd.DataFrame, shared: SharedStyles) -> list[Drawn]:
-    """The figures of these kinds that apply to a table."""
+    """The figures of these kinds that apply to a table; that of a swap for each trained model."""
     known = {kind: figure_kinds()[kind] for kind in kinds}
     wanted = {kind: one.draw for kind, one in known.items() if one.applies is None or one.applies(rows)}
-    return [one for kind, draw in wanted.items() if (one := drawn(kind, partial(draw, rows), shared))]
+    parts = {kind: by_model(rows[rows["level"] == "pretrained"]) if kind == "swap" else [rows] for kind in wanted}
+    tried = (drawn(kind, partial(draw, part), shared) for kind, draw in wanted.items() for part in parts[kind])
+    return [one for one in tried if one]
 
 
 def drawn(

@@ -39,6 +39,7 @@ from attnbench.results.frame.scored import family_of
 from attnbench.results.frame.settings import RUN
 from attnbench.results.frame.words import in_words
 from attnbench.results.intervals import joint
+from attnbench.suite.cell import UNTOUCHED
 from attnbench.text import one_line
 from attnbench.version import __version__
 
@@ -82,7 +83,7 @@ def make_page(
         sections=sections,
         against=against,
         laws=laws,
-        unchecked=unchecked(laws, frame["variant"]) if laws else [],
+        unchecked=unchecked(laws, frame.loc[frame["variant"] != UNTOUCHED, "variant"]) if laws else [],
         doubts=[one_line(said, 400) for said in doubts],
         home="",
     )

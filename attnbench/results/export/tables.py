@@ -94,7 +94,8 @@ def _is_training(record: Record) -> bool:
 
 def _trainings(records: Sequence[Record]) -> Iterator[_TableLine]:
     rows = {record.cell_id: record for record in records}
-    choices = choose(trained(record for record in records if _is_training(record)))
+    found = trained(record for record in records if _is_training(record))
+    choices = choose(found)
     floors: dict[object, float | None] = {}
     for problem in {choice.problem for choice in choices}:
         floors[problem] = floor_of(
@@ -103,7 +104,9 @@ def _trainings(records: Sequence[Record]) -> Iterator[_TableLine]:
     for choice in choices:
         one = summary(choice)
         if one is None:
-            yield from (_TableLine(rows[row.cell_id], note=_note(rows[row.cell_id])) for row in choice.rows[:1])
+            alike = choice.rows or [row for row in found if (row.label, row.problem) == (choice.label, choice.problem)]
+            row = rows[alike[0].cell_id]
+            yield _TableLine(row, note=_note(row) if choice.rows else choice.notes[-1])
             continue
         first = next(row for row in choice.rows if row.ok)
         ends = "-" if one.ends is None else f"{one.ends[0]:.3f} to {one.ends[1]:.3f}"

@@ -203,6 +203,11 @@ def _one_each(rows: pd.DataFrame) -> pd.DataFrame:
     return ordered.sort_values("_row").drop(columns=["_ok", "_row"])
 
 
+def by_model(rows: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of each trained model and text, whose losses may be compared."""
+    return [part for _, part in rows.groupby(["model", "text", "windows", "seq_len"], sort=False, dropna=False)]
+
+
 def records(rows: pd.DataFrame, *columns: str) -> list[dict[str, Any]]:
     """Rows as dictionaries with all columns, or only these."""
     return [{str(name): cell for name, cell in row.items()} for row in rows[[*columns] or [*rows]].to_dict("records")]

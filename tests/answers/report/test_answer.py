@@ -6,11 +6,14 @@ import pandas as pd
 import pytest
 
 from attnbench.answers.report.answer import answer, beside_softmax, share
-from attnbench.answers.report.figures import MOST
+from attnbench.answers.report.figures import MOST, draw_whole
 from attnbench.answers.report.html_page import make_page
 from attnbench.answers.report.provenance import of_frame
 from attnbench.answers.report.table_rows import FEW_CLEAN, Relation, marked, relative
 from attnbench.answers.report.views import found_in, views
+from attnbench.figures.kit.inline import SharedStyles
+from attnbench.figures.kit.page import NothingToDraw
+from attnbench.figures.swap import draw_swap
 from attnbench.results.frame import agreement, contenders
 from attnbench.results.frame.settings import settings, timed
 from attnbench.results.read import read_results
@@ -135,6 +138,16 @@ def test_a_swap_whose_interval_meets_the_best_one_s_is_named_beside_it() -> None
     untrained, *_ = said(rows_of("swap-listops"))
     assert ": topk:keys=16 with a loss of 1.613 nats (+0.03 over the untouched model, -0.01 to +0.07); " in untrained
     assert untrained.endswith("; local:window=64 cannot be told apart from it.")
+
+
+def test_swaps_of_two_models_are_told_and_drawn_apart() -> None:
+    one, other = rows_of("swap-listops"), rows_of("swap-smollm2")
+    both = pd.concat([one, other.assign(machine_id=one["machine_id"].iloc[0])], ignore_index=True)
+    apart = [told for frame in (one, other) for told in said(frame)]
+    assert [sentence.partition(": ")[2] for sentence in said(both)] == apart
+    with pytest.raises(NothingToDraw, match="2 trained models or texts have no common axis"):
+        draw_swap(both)
+    assert len(draw_whole(["swap"], both, SharedStyles())) == 2
 
 
 def test_a_length_that_softmax_did_not_reach_is_told_apart(lra: pd.DataFrame) -> None:
