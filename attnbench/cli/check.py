@@ -305,13 +305,7 @@ def _verdict(report: Report) -> str:
 
 
 def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, Any]:
-    from math import isfinite
-
-    def plain(finding: Finding) -> dict[str, Any]:
-        row = asdict(finding)
-        return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}
-
-    found = {"variant": report.variant, "held": report.held, "findings": [plain(one) for one in report.findings]}
+    found = {"variant": report.variant, "held": report.held, "findings": [asdict(one) for one in report.findings]}
     return found | ({"own_error": {dtype: asdict(one) for dtype, one in own_errors.items()}} if own_errors else {})
 
 
