@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "c
 NEVER_FASTER = '''
 import torch
 from attnbench import register
+from tests.typed import attnbench
 
 
 @register("{name}", family="reference", source="-", formula="V", cost="O(n)")
@@ -36,16 +36,7 @@ class Raises(torch.nn.Module):
 '''
 
 
-def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", "compare", *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "80"},
-            timeout=280,
-            check=False,
-        )
+compare = partial(attnbench, "compare")
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from attnbench.results.record import Record
 from attnbench.suite import load
 from attnbench.suite.cell import Cell
 from attnbench.suite.document import read_document
-from tests.forked import forks
+from tests.typed import attnbench
 
 SUITE = """
 name: small
@@ -36,16 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", "run", "small.yaml", "--device", "cpu", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env={**os.environ, "COLUMNS": "80"},
-            timeout=280,
-            check=False,
-        )
+    return attnbench("run", "small.yaml", "--device", "cpu", *arguments, folder=folder)
 
 
 def test_a_dry_run_shows_the_axis_in_which_cells_differ(folder: Path) -> None:
