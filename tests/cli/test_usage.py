@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from importlib import import_module
@@ -11,6 +12,7 @@ import pytest
 
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS, OVERVIEW
+from attnbench.errors import Exit
 from attnbench.version import __version__
 from tests.typed import attnbench, in_a_new_process
 
@@ -33,6 +35,13 @@ def test_a_command_without_its_arguments_says_what_is_missing(arguments: str, tm
     assert line.startswith(f"error: {name} needs ")
     assert "variant" in line or "suite" in line
     assert len(line) <= 2 * 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_exit_code_1_is_described_for_each_command_that_may_measure_nothing(name: str) -> None:
+    command = import_module(f"attnbench.cli.{'list_' if name == 'list' else name}")
+    described = inspect.getsource(Exit).partition("FAILED = 1")[2].partition("nothing could be measured")[0]
+    assert (f"``{name}``" in described) == hasattr(command, "NothingMeasured")
 
 
 @pytest.mark.parametrize("name", ["list", "env"])
