@@ -127,6 +127,20 @@ def test_env_holds_what_a_bug_report_needs(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_env_loads_no_plug_in_that_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[attnbench.variants]\nmine = no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for switch, loaded in (("", False), ("on", True)):
+        monkeypatch.setenv("ATTNBENCH_PLUGINS", switch)
+        assert main(["env", "--json"]) == 0
+        assert ("mine" in json.loads(capsys.readouterr().out)["plugins"]) == loaded
+
+
 def test_env_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')")
     done = in_a_new_process("env", PYTHONPATH=str(tmp_path), folder=tmp_path)
