@@ -100,6 +100,8 @@ def run(
     other = None if beside is None else Interpreter.of(beside)
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     named = {axis: f"--{axis}" for axis, one in of_all.items() if one is not None}
+    for axis in named.keys() & overrides.keys():
+        raise UsageError(f"{named[axis]} and --set {axis} are both given; leave one of them out")
     overrides |= {axis: str(of_all[axis]) for axis in named}
     read = read_suite(suite)
     refuse_early(read, device=device, overrides=overrides, options=named)

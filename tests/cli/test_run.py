@@ -80,6 +80,7 @@ def test_a_cell_that_fails_is_named_with_what_tells_it_from_the_others(folder: P
     ("arguments", "said"),
     [
         (["--set", "heads=1", "--set", "heads=2,4"], "error: --set heads is given twice; write --set heads=1,2,4\n"),
+        (["--set", "dtype=float64", "--dtype", "float32"], "error: --dtype and --set dtype are both given; leave one"),
         (["--set", "heads"], "error: --set 'heads' is not AXIS=VALUES; write for instance --set seq_len=1024,2048\n"),
         (["-k", "bfloat16"], "error: -k 'bfloat16': no cell has 'bfloat16'; a cell is called speed/softmax/n64/"),
         (["--shard", "2/2"], "error: --shard 2/2: shards count from 0, so the last one is 1/2\n"),
