@@ -18,7 +18,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.suite.cell import Launch
+from attnbench.suite.axes import Launch
 from attnbench.suite.shard import parse_shard
 from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
