@@ -17,7 +17,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
-from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
+from attnbench.suite.axes import AXES, Masks, Specs, filled, names_of, shortened
 from attnbench.suite.axis_values import DEVICES, SuiteReading, named, specs_of
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
 from attnbench.suite.messages import Place, pick, shown
@@ -217,7 +217,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
         return [value]
-    if isinstance(AXES[axis].values, Specs):
+    if isinstance(AXES[axis].values, Specs | Masks):
         return _split_specs(value)
     return [parse_scalar(part) for part in comma_separated(value)]
 

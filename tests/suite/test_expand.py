@@ -354,6 +354,7 @@ def test_an_axis_can_be_set_from_the_command_line(axis: str, value: Any, expecte
         "batch": [2],
         axis: expected,
     }
+        ("mask", "sliding:window=[4,8],prefix:2", ["sliding:4", "sliding:8", "prefix:2"]),
 
 
 def test_what_is_set_wins_over_profiles_and_narrows_include() -> None:
