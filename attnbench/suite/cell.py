@@ -86,6 +86,18 @@ class Pretrained:
     """Steps after which a variant redraws its random features, if it can; 0 for never."""
 
 
+def is_causal(causal: bool, architecture: Architecture, pass_: Pass) -> bool:
+    """The causality of a cell for which a suite says ``causal``."""
+    if architecture == "encoder-decoder":
+        return False  # its decoder is causal in any case, its encoder and what lies between them never
+    return causal or architecture == "decoder" or pass_ in STEPS  # the tokens after the last one are not known yet
+
+
+def tokens_after(new_tokens: int, pass_: Pass) -> int:
+    """The new tokens of a cell for which a suite says ``new_tokens``."""
+    return NEW_TOKENS if pass_ == "generate" and not new_tokens else new_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """Everything that decides a measurement; two equal cells measure the same thing."""
@@ -141,15 +153,10 @@ class Cell:
     variant's own, which are fitted layer by layer to the untouched layer's output."""
 
     def __post_init__(self) -> None:
-        causal = self.shape.causal
-        if self.architecture == "encoder-decoder":
-            causal = False  # its decoder is causal in any case, its encoder and what lies between them never
-        elif self.architecture == "decoder" or self.pass_ in STEPS:
-            causal = True  # the tokens after the last one are not known yet
+        causal = is_causal(self.shape.causal, self.architecture, self.pass_)
         if causal is not self.shape.causal:
             object.__setattr__(self, "shape", replace(self.shape, causal=causal))
-        if self.pass_ == "generate" and not self.new_tokens:
-            object.__setattr__(self, "new_tokens", NEW_TOKENS)
+        object.__setattr__(self, "new_tokens", tokens_after(self.new_tokens, self.pass_))
         if self.positions is not None:
             self._move_positions(self.positions)
         if self.pretrained is None or not self.pretrained.last:

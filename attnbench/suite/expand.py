@@ -19,7 +19,7 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
 from attnbench.suite.axes import AXES, Masks, Specs, filled, names_of, shortened
 from attnbench.suite.axis_values import DEVICES, SuiteReading, named, specs_of
-from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
+from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training, is_causal, tokens_after
 from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
@@ -268,8 +268,9 @@ def _cells(suite: Suite, grid: _SweepGrid, device: str) -> Iterator[Cell]:
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
         asked = filled(at)
-        if asked["mask"].startswith(("causal", "prefix")):  # other words for causal: true, and causal with more
-            asked["causal"] = True
+        masked = asked["mask"].startswith(("causal", "prefix"))  # other words for causal: true, and causal with more
+        at["causal"] = asked["causal"] = is_causal(at["causal"] or masked, at["architecture"], sweep.pass_)
+        asked["new_tokens"] = tokens_after(at["new_tokens"], sweep.pass_)
         if asked["positions"] is None:  # those of the level
             asked["positions"] = size.positions if size else "none"
         if any(all(any(test(asked[axis]) for test in row[axis]) for axis in row) for row in excluded):
