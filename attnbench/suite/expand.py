@@ -23,7 +23,7 @@ from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Trainin
 from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
-from attnbench.suite.sweep import Axes, Rules, Strict, Sweep
+from attnbench.suite.sweep import PASSES, Axes, Rules, Strict, Sweep
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -184,15 +184,13 @@ def _as_named(axis: str, values: list[Any]) -> list[Any]:
 
 
 _OWNERS = {
+    **{only: f"with pass: {passes}" for only, passes in PASSES.items()},
     "operator": "at level operator",
     "cross": "at level operator or of an encoder-decoder",
     "layer": "at level layer or model",
     "model": "at level model",
     "task": "with a task",
     "score": "that measure a score",
-    "prompt": "with pass: generate",
-    "generate": "with pass: generate or decode",
-    "steps": "with pass: decode, stepwise or generate",
     "pretrained": "at level pretrained",
 }
 """Scope of an axis -> the test that a sweep is in it."""
@@ -252,7 +250,8 @@ def _grids(suite: Suite, kind: str) -> Iterator[_SweepGrid]:
         yield _SweepGrid(index, sweep, axes, excludes)
         for only, values in included:
             if not only or sweep.name in only:
-                yield _SweepGrid(index, sweep, {**axes, **values}, [])
+                own = {axis: one for axis, one in values.items() if sweep.takes(axis)}
+                yield _SweepGrid(index, sweep, {**axes, **own}, [])
 
 
 def _cells(suite: Suite, grid: _SweepGrid, device: str) -> Iterator[Cell]:

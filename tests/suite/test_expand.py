@@ -354,6 +354,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("compile", "false,true", [False, True]),
         ("bias", [None, "alibi"], ["none", "alibi"]),
         ("mask", "none,sliding:4,document:3+4", ["none", "sliding:4", "document:3+4"]),
+        ("mask", "sliding:window=[4,8],prefix:2", ["sliding:4", "sliding:8", "prefix:2"]),
         ("dtype", "float64, bfloat16", ["float64", "bfloat16"]),
         ("variant", "sdpa", [Spec("sdpa")]),
         ("variant", "softmax,sdpa", [Spec("softmax"), Spec("sdpa")]),
@@ -380,7 +381,6 @@ def test_an_axis_can_be_set_from_the_command_line(axis: str, value: Any, expecte
         "batch": [2],
         axis: expected,
     }
-        ("mask", "sliding:window=[4,8],prefix:2", ["sliding:4", "sliding:8", "prefix:2"]),
 
 
 def test_what_is_set_wins_over_profiles_and_narrows_include() -> None:
@@ -539,6 +539,22 @@ def test_an_included_row_stands_in_the_sweeps_that_it_names_with_the_rest_of_the
         ("s1", 1, 64),
         ("s1", 8, 64),
     ]
+
+
+def test_an_included_axis_means_something_only_in_sweeps_that_take_it() -> None:
+    generated = {**matrix(), "pass": "generate"}
+    suite = suite_of(matrix(), generated, include=[{"seq_len": 8, "new_tokens": 5}])
+    assert [(cell.sweep, cell.shape.N, cell.new_tokens) for cell in expand(suite)] == [
+        ("s0", 64, 0),
+        ("s0", 8, 0),
+        ("s1", 64, 32),
+        ("s1", 8, 5),
+    ]
+    said = "x.yaml:1: 'new_tokens' does nothing without pass: generate or decode; remove it"
+    for sweep in ([], "s0"):
+        with pytest.raises(SuiteError) as refused:
+            suite_of(matrix(), *[generated] * bool(sweep), include=[{"sweep": sweep, "new_tokens": 5}])
+        assert str(refused.value) == said
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])
