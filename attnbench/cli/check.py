@@ -97,8 +97,11 @@ def check(
     for option, value in ({} if given["bits"] else of_bits).items():
         if value is not None:
             raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
-    for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None and given["bits"]):
-        raise UsageError(f"{option} does nothing with --bits; leave one of them out")
+    instead = "--bits" if given["bits"] else "FILE.py:Class" if modules else ""
+    of_laws: dict[str, object] = {"--law": law, "--no-time": None if time else True}
+    for option, one in (of_laws | (of_module if given["bits"] else {}) if instead else {}).items():
+        if one is not None:
+            raise UsageError(f"{option} does nothing with {instead}; leave one of them out")
     device = resolve_device(given["device"] or "cpu")
     limit = limit_for(device, options.bytes_of(memory_limit))
     # The process is the same as in a test that calls check_variant.

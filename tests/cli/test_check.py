@@ -115,6 +115,9 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
     assert main(["check", "--threads", "1", "all", *arguments]) == 0
     out = capsys.readouterr()
     assert "2 of 2 variants are what they say they are" in out.out
+        (["linear", "--bits", "--no-time"], "--no-time does nothing with --bits"),
+        (["own.py:Mine", "--law", "formula"], "--law does nothing with FILE.py:Class; leave one of them out"),
+        (["own.py:Mine", "--no-time"], "--no-time does nothing with FILE.py:Class; leave one of them out"),
     assert "gpu is not checked: gpu: it wants a GPU" in out.err
     assert main(["check", "--threads", "1", "all", *arguments, "--json"]) == 0
     assert {"variant": "gpu", "unsupported": "gpu: it wants a GPU"} in json.loads(capsys.readouterr().out)
