@@ -132,7 +132,9 @@ def check(
     for name in names:
         variant_named(name)
     laws = laws_named(law, time=time)
-    reports, refused = [], {}
+    reports, refused = list[Report](), dict[str, str]()
+    own_errors: dict[str, OwnError] = {}
+    found: list[Finding] = []
     shows = not (as_json and sys.stdout.isatty())  # a bar between the lines of a list
     stopped: KeyboardInterrupt | None = None
     with (
@@ -141,22 +143,21 @@ def check(
         console.items(wanted=as_json) as tell,
     ):
         for name in names:
-            found: list[Finding] = []
+            found = []
 
             def begun(law: str, name: str = name) -> None:
                 bar.update(bar.task_ids[0], description=f"{name}: {law}")
 
             try:
                 reports.append(examine(worker, name, laws, timeout=timeout, begun=begun, found=found))
-                own_errors = {}
                 if law is None and len(names) == 1 and reports[-1].held:
                     begun("error against its own formula")
                     own_errors = _own_errors(worker, name, timeout)
                 tell(_as_data(reports[-1], own_errors))
             except KeyboardInterrupt as pressed:
-                if len(names) == 1 and found:
-                    reports.append(Report(name, tuple(found)))
                 stopped = pressed
+                if len(names) == 1 and reports:
+                    tell(_as_data(reports[0], {}))
                 break
             except Unsupported as reason:  # a package that runs only on a GPU or in whole buckets, say
                 if not everything:
@@ -166,8 +167,8 @@ def check(
             bar.advance(bar.task_ids[0])
     if not as_json:
         if len(names) == 1:
-            for report in reports:
-                _one(report, {} if stopped else own_errors, whole=not stopped)
+            for report in reports or [Report(names[0].partition(":")[0], tuple(found))] * bool(found):
+                _one(report, own_errors, whole=bool(reports))
         elif reports:
             _several(reports)
         for name, why in refused.items():
