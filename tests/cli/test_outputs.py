@@ -23,6 +23,25 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ("gate new --against old --out .", Exit.CANNOT_CREATE, "cannot write .: Is a directory; name a file in it"),
+        ("match --from old --error 0.5 --csv old", Exit.CANNOT_CREATE, "cannot write old: Is a directory"),
+        ("export old --parquet a --samples ./a", Exit.USAGE, "a is named for two outputs"),
+        ("match --from old --error 0.5 --csv a.svg --plot a.svg", Exit.USAGE, "a.svg is named for two outputs"),
+    ],
+)
+def test_an_output_that_would_be_lost_is_refused_before_anything_is_done(
+    words: str, code: Exit, why: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(runs)
+    assert main(words.split()) == code
+    said = capsys.readouterr()
+    assert (said.out, why in said.err, said.err.count("\n")) == ("", True, 1)
+    assert files(runs) == before
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "gate new --against old --format json --out old/records.jsonl",
