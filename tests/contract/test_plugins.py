@@ -13,6 +13,7 @@ import pytest
 
 from attnbench.contract.plugins import discovery as plugins
 from attnbench.contract.plugins.discovery import load
+from attnbench.contract.plugins.foreign import module_name
 from attnbench.errors import UsageError
 from tests.bare import in_bare_process
 from tests.forked import forks
@@ -258,6 +259,17 @@ def test_the_version_of_what_a_plug_in_imports_is_told_and_not_of_what_torch_bri
     (tmp_path / "near.py").write_text("def later():\n    import some_attention.inner\n")
     (tmp_path / "named.py").write_text("import json\nimport torch, numpy as np\nimport near\nfrom other import json\n")
     plugins.load(str(tmp_path / "named.py"))
+
+
+def test_files_whose_paths_differ_in_their_separators_alone_are_two_plug_ins(tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    files = [tmp_path / "my" / "own.py", tmp_path / "my_own.py", tmp_path / "my.own.py"]
+    for number, file in enumerate(files):
+        file.write_text(f"number = {number}", encoding="utf-8")
+        load(str(file))
+    assert [sys.modules[module_name(file)].number for file in files] == [0, 1, 2]
+    for file in files:
+        del sys.modules[module_name(file)]
     assert plugins.libraries([str(tmp_path / "named.py")]) == {"Some-Attention": "1.1", "other": "1.1"}
 
 
