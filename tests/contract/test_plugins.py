@@ -143,18 +143,8 @@ def test_a_plug_in_that_goes_to_another_folder_takes_no_results_there(tmp_path: 
     (tmp_path / "other").mkdir()
     suite = "name: s\nsweeps: [{name: w, matrix: {variant: mean-value, seq_len: 8, heads: 1, head_dim: 4}}]\n"
     (tmp_path / "s.yaml").write_text(suite)
-    done = run(
-        tmp_path,
-        "import os; os.chdir('other')",
-        "run",
-        "s.yaml",
-        "--quick",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--unchecked",
-    )
+    quick = ("--quick", "--device", "cpu", "--threads", "1", "--unchecked")
+    done = run(tmp_path, "import os; os.chdir('other')", "run", "s.yaml", *quick)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "results").glob("s/*/results.csv"))
     assert not list((tmp_path / "other").iterdir())
@@ -259,6 +249,16 @@ def test_the_version_of_what_a_plug_in_imports_is_told_and_not_of_what_torch_bri
     (tmp_path / "near.py").write_text("def later():\n    import some_attention.inner\n")
     (tmp_path / "named.py").write_text("import json\nimport torch, numpy as np\nimport near\nfrom other import json\n")
     plugins.load(str(tmp_path / "named.py"))
+    assert plugins.libraries([str(tmp_path / "named.py")]) == {"Some-Attention": "1.1", "other": "1.1"}
+
+
+def test_what_other_plug_ins_of_the_process_import_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that measures and the one that asks would otherwise state different versions for one run."""
+    (tmp_path / "other.py").write_text("import pydantic\n")
+    monkeypatch.setattr(plugins, "_modules", {"other": tmp_path / "other.py"})
+    assert plugins.libraries([]) == {}
 
 
 def test_files_whose_paths_differ_in_their_separators_alone_are_two_plug_ins(tmp_path: Path) -> None:
@@ -270,13 +270,3 @@ def test_files_whose_paths_differ_in_their_separators_alone_are_two_plug_ins(tmp
     assert [sys.modules[module_name(file)].number for file in files] == [0, 1, 2]
     for file in files:
         del sys.modules[module_name(file)]
-    assert plugins.libraries([str(tmp_path / "named.py")]) == {"Some-Attention": "1.1", "other": "1.1"}
-
-
-def test_what_other_plug_ins_of_the_process_import_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process that measures and the one that asks would otherwise state different versions for one run."""
-    (tmp_path / "other.py").write_text("import pydantic\n")
-    monkeypatch.setattr(plugins, "_modules", {"other": tmp_path / "other.py"})
-    assert plugins.libraries([]) == {}
