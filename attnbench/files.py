@@ -104,9 +104,11 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def refuse_output(path: Path) -> None:
-    """Refuse a file of a run, or a link to a file, as the place of an output. Raises CannotCreate."""
+    """Refuse a file of a run, a folder, or a link to a file, as the place of an output. Raises CannotCreate."""
     if path.name.removesuffix(PACKED) in OF_A_RUN and any((path.parent / name).exists() for name in _MARKS):
         raise CannotCreate(f"{path} belongs to the run in {path.parent}; choose another name")
+    if path.is_dir():
+        raise CannotCreate(f"cannot write {path}: {os.strerror(errno.EISDIR)}; name a file in it")
     is_stream = path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file())
     if path.is_symlink() and not is_stream:
         raise CannotCreate(f"{path} is a link, and nothing is written through one; remove it or choose another place")

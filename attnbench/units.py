@@ -11,7 +11,7 @@ _DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 _TIME = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(?:([kmgt])i?)?b?\s*", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "\u03bcs": 1e-6, "ns": 1e-9}
-_DURATION = re.compile(rf"\s*([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?)\s*({'|'.join(_SECONDS)})\s*", re.IGNORECASE)
+_DURATION = re.compile(rf"\s*([0-9]{{1,18}}(?:\.[0-9]{{1,18}})?)\s*({'|'.join(_SECONDS)})\s*", re.IGNORECASE | re.ASCII)
 
 
 def _three_digits(value: float) -> str:

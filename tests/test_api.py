@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import attnbench
+from attnbench.api.arguments import check_importable
+from attnbench.suite.expand import expand
+from attnbench.suite.shipped import shipped_suites
 from tests.bare import in_bare_process
 
 SUITE = """
@@ -152,6 +155,11 @@ def test_a_variant_of_this_session_is_refused_before_anything_is_measured(call: 
     assert "variant 'own' exists in this session only" in done.stderr
     assert "pass plugins=['FILE.py']" in done.stderr
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("name", shipped_suites())
+def test_every_shipped_suite_has_only_variants_that_python_may_run(name: str) -> None:
+    check_importable(cell.variant for cell in expand(attnbench.load_suite(name)))
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ found["column"] = [row["joules"], FIELDS["joules"].unit, "joules" in open("RUN/r
 task = TASKS.get("parity").make(Shape(seq_len=8))
 drawn = task.draw(2, torch.Generator().manual_seed(0))
 found["task"] = [drawn.tokens.tolist(), drawn.labels.tolist()]
-found["figure"] = [list(figure_kinds())[-7], list(attnbench.plot(frame, figures=["bars"], x="seq_len"))]
+found["figure"] = [list(figure_kinds())[-7], list(attnbench.plot(frame, figures=["bars"], x="time_median_s"))]
 parameter = inspect.signature(attnbench.run).parameters["most_cells"]
 with contextlib.redirect_stdout(io.StringIO()) as out:
     main(["run", "--help"])

@@ -11,20 +11,8 @@ import attnbench
 ROOT = Path(attnbench.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 COMMANDS = [
-    "best",
-    "capture",
-    "cite",
-    "claims",
-    "compare",
-    "history",
-    "match",
-    "merge",
-    "plot",
-    "report",
-    "run",
-    "schema",
-    "score",
-    "swap",
+    *("best", "capture", "cite", "claims", "compare", "history", "match", "merge", "plot", "report", "run", "schema"),
+    *("score", "swap"),
 ]
 """A command's name is also that of its function in Python, its figure, its screen and the code that answers it."""
 FIGURES = ["own_error", "recall"]

@@ -151,7 +151,7 @@ def test_times_are_read_with_their_unit(text: str, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "10", "ms", "0s", "-1s", "1e3s", "10 min", "1s2"])
+@pytest.mark.parametrize("text", ["", "10", "ms", "0s", "-1s", "1e3s", "10 min", "1s2", "1\u017f"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time such as 10ms"):
         parse_seconds(text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
+from attnbench.suite.cell import UNTOUCHED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ def rows_of(results: str | Path | Sequence[str | Path] | pd.DataFrame) -> pd.Dat
 def check_importable(specs: Iterable[Spec], why: str = _ELSEWHERE) -> None:
     """Refuse a class that exists in this session only, since the worker could not import it."""
     for spec in specs:
-        if VARIANTS.get(spec.name).make.__module__ == "__main__":
+        if spec.name != UNTOUCHED and VARIANTS.get(spec.name).make.__module__ == "__main__":
             raise UsageError(
                 f"variant {spec.name!r} exists in this session only, and {why}; "
                 "write it to a file and pass plugins=['FILE.py']"

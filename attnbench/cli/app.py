@@ -92,6 +92,8 @@ def _refuse_unknown(variants: Sequence[str]) -> None:
 
 _LEAST_TO_LOAD = 512 * 2**20
 """Least bytes of address space with which loading is tried; torch needs more."""
+_ENOUGH_TO_LOAD = 2 * 2**30
+"""Bytes of address space with which it succeeds."""
 
 
 def _command(name: str | None) -> Any:
@@ -230,7 +232,7 @@ def _unforeseen(error: Exception) -> int:
     from attnbench.units import format_bytes
 
     allowed = allowed_address_space() if isinstance(error, ImportError | MemoryError) else None
-    if allowed is not None:
+    if allowed is not None and allowed < _ENOUGH_TO_LOAD:
         console.error(f"ulimit -v of {format_bytes(allowed)} is too little to load torch; raise it to 2 GiB or more")
         return Exit.USAGE
     where = "no file could be written for its traceback"

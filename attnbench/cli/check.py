@@ -97,8 +97,11 @@ def check(
     for option, value in ({} if given["bits"] else of_bits).items():
         if value is not None:
             raise UsageError(f"{option} belongs to --bits: attnbench check NAME --bits {option} {value}")
-    for option in (name for name, one in {"--law": law, **of_module}.items() if one is not None and given["bits"]):
-        raise UsageError(f"{option} does nothing with --bits; leave one of them out")
+    instead = "--bits" if given["bits"] else "FILE.py:Class" if modules else ""
+    of_laws: dict[str, object] = {"--law": law, "--no-time": None if time else True}
+    for option, one in (of_laws | (of_module if given["bits"] else {}) if instead else {}).items():
+        if one is not None:
+            raise UsageError(f"{option} does nothing with {instead}; leave one of them out")
     device = resolve_device(given["device"] or "cpu")
     limit = limit_for(device, options.bytes_of(memory_limit))
     # The process is the same as in a test that calls check_variant.
@@ -129,7 +132,9 @@ def check(
     for name in names:
         variant_named(name)
     laws = laws_named(law, time=time)
-    reports, refused = [], {}
+    reports, refused = list[Report](), dict[str, str]()
+    own_errors: dict[str, OwnError] = {}
+    found: list[Finding] = []
     shows = not (as_json and sys.stdout.isatty())  # a bar between the lines of a list
     stopped: KeyboardInterrupt | None = None
     with (
@@ -138,22 +143,21 @@ def check(
         console.items(wanted=as_json) as tell,
     ):
         for name in names:
-            found: list[Finding] = []
+            found = []
 
             def begun(law: str, name: str = name) -> None:
                 bar.update(bar.task_ids[0], description=f"{name}: {law}")
 
             try:
                 reports.append(examine(worker, name, laws, timeout=timeout, begun=begun, found=found))
-                own_errors = {}
                 if law is None and len(names) == 1 and reports[-1].held:
                     begun("error against its own formula")
                     own_errors = _own_errors(worker, name, timeout)
                 tell(_as_data(reports[-1], own_errors))
             except KeyboardInterrupt as pressed:
-                if len(names) == 1 and found:
-                    reports.append(Report(name, tuple(found)))
                 stopped = pressed
+                if len(names) == 1 and reports:
+                    tell(_as_data(reports[0], {}))
                 break
             except Unsupported as reason:  # a package that runs only on a GPU or in whole buckets, say
                 if not everything:
@@ -163,8 +167,8 @@ def check(
             bar.advance(bar.task_ids[0])
     if not as_json:
         if len(names) == 1:
-            for report in reports:
-                _one(report, {} if stopped else own_errors, whole=not stopped)
+            for report in reports or [Report(names[0].partition(":")[0], tuple(found))] * bool(found):
+                _one(report, own_errors, whole=bool(reports))
         elif reports:
             _several(reports)
         for name, why in refused.items():
@@ -305,13 +309,7 @@ def _verdict(report: Report) -> str:
 
 
 def _as_data(report: Report, own_errors: Mapping[str, OwnError]) -> dict[str, Any]:
-    from math import isfinite
-
-    def plain(finding: Finding) -> dict[str, Any]:
-        row = asdict(finding)
-        return {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in row.items()}
-
-    found = {"variant": report.variant, "held": report.held, "findings": [plain(one) for one in report.findings]}
+    found = {"variant": report.variant, "held": report.held, "findings": [asdict(one) for one in report.findings]}
     return found | ({"own_error": {dtype: asdict(one) for dtype, one in own_errors.items()}} if own_errors else {})
 
 

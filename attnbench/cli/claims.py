@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -218,13 +217,8 @@ def _as_data(judged: Judgement, table: pd.DataFrame | None) -> dict[str, object]
         "rows": {run: list(cells) for run, cells in rows.items()},
         "missing": [one._asdict() for one in judged.missing],
         "points": [
-            {"at": one.at, "value": _number(one.value), "low": _number(one.low), "high": _number(one.high)}
-            | {"holds": one.holds}
+            {"at": one.at, "value": one.value, "low": one.low, "high": one.high, "holds": one.holds}
             for one in judged.points
         ],
         "note": claim.note,
     }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

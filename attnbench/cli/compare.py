@@ -219,9 +219,12 @@ _MIRROR = {"faster": "slower", "slower": "faster"}
 def _without_error(n: int, record: Record) -> str:
     from attnbench.harness.compare.compare import LONGEST_ERROR
 
-    heads = LONGEST_ERROR // n**2
-    fewer = f"--batch 1 --heads {min(heads, record.heads)} measures them" if heads else "measure them at shorter --n"
-    remedy = fewer if record.batch * record.heads > heads else "a larger --timeout measures them"
+    most = LONGEST_ERROR // n**2
+    heads = min(most, record.heads)
+    shared = {"--kv-heads": record.kv_heads, "--qk-heads": record.qk_heads}
+    one = "".join(f" {option} 1" for option, few in shared.items() if few < record.heads and heads % few)
+    fewer = f"--batch 1 --heads {heads}{one} measures them" if heads else "measure them at shorter --n"
+    remedy = fewer if record.batch * record.heads > most else "a larger --timeout measures them"
     return f"no errors from n = {n} on: exact attention in float64 takes too long; {remedy}"
 
 

@@ -84,11 +84,11 @@ def _card(device: str) -> dict[str, Any]:
 
 
 def _plugins() -> dict[str, str]:
-    from attnbench.contract.plugins.discovery import GROUP
+    from attnbench.contract.plugins.discovery import installed
     from attnbench.contract.plugins.foreign import told
 
     found = {}
-    for point in metadata.entry_points(group=GROUP):
+    for point in installed():
         package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         try:
             with told(point.name):

@@ -46,13 +46,15 @@ def init(
     ),
 ) -> None:
     """Write a commented first suite, which runs as it is."""
+    from attnbench.contract.spec import parse_scalar
     from attnbench.files import write_output
 
     if file.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{file} does not end in .yaml; write attnbench init {shlex.quote(str(file))}.yaml")
     if file.exists() or file.is_symlink():
         raise CannotCreate(f"{file} exists already and stays as it is; choose another name")
-    write_output(file, TEXT.format(name=_name(file.stem)))
+    name = _name(file.stem)
+    write_output(file, TEXT.format(name=name if parse_scalar(name) == name else f'"{name}"'))
     console.line(f"wrote {file}")
     console.note(f"run it: attnbench run {shlex.quote(str(file))}")
 

@@ -14,7 +14,8 @@ from attnbench.cli import completion
 from attnbench.cli.signature import Default
 from attnbench.contract.problem.shape import Bias, Sink
 from attnbench.errors import UsageError
-from attnbench.suite.cell import Architecture, Launch, Pass, Positions, StateDtype
+from attnbench.suite.axes import Architecture, Launch, StateDtype, Trained
+from attnbench.suite.cell import Pass, Positions
 
 Count = partial(typer.Option, metavar="N")
 File = partial(typer.Option, metavar="FILE")
@@ -459,7 +460,7 @@ class SwapOptions(TypedDict, total=False):
     ]
     batch: Annotated[int, Count(min=1, max=2**20, help="Windows in a step."), Default(8)]
     train: Annotated[
-        Literal["all", "attention", "variant"],
+        Trained,
         typer.Option(help="Trained parameters; variant: fits its own, layer by layer, to the exact output."),
         Default("all"),
     ]

@@ -101,7 +101,8 @@ def plot(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Folder for figures; default: RUN/plots, or ./plots for several runs and for pictures.",
+            help="Folder for figures, or for a folder of each of several suites; default: RUN/plots, or ./plots for "
+            "several runs and for pictures.",
         ),
     ] = None,
     **given: Unpack[options.PlotOptions],
@@ -149,6 +150,8 @@ def plot(
     for table in tables:
         name = str(table[0].parent) if len(table) == 1 else ", ".join(map(str, table))
         folder = _folder(out, table[0].parent / "plots" if len(table) == 1 else Path("plots"))
+        if out is not None and len(tables) > 1:  # the figures of all runs have the same names
+            folder /= table[0].parent.relative_to(paths[0])
         left_out: list[str] = []
         try:
             frame = read_results(table, warn=console.warning)

@@ -18,7 +18,7 @@ from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.results.frame.marks import error_text, name_text
-from attnbench.suite.cell import Launch
+from attnbench.suite.axes import Launch
 from attnbench.suite.shard import parse_shard
 from attnbench.text import quantity
 from attnbench.units import format_bytes, format_count, format_interval, format_number, format_seconds, format_share
@@ -100,6 +100,8 @@ def run(
     other = None if beside is None else Interpreter.of(beside)
     of_all = {"dtype": dtype, "launch": launch, "seed": None if seed is None else str(seed)}
     named = {axis: f"--{axis}" for axis, one in of_all.items() if one is not None}
+    for axis in named.keys() & overrides.keys():
+        raise UsageError(f"{named[axis]} and --set {axis} are both given; leave one of them out")
     overrides |= {axis: str(of_all[axis]) for axis in named}
     read = read_suite(suite)
     refuse_early(read, device=device, overrides=overrides, options=named)

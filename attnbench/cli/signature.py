@@ -7,13 +7,15 @@ The options are a ``TypedDict``; each field is ``Annotated[type, typer.Option(..
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from attnbench.errors import AttnbenchError, UsageError, did_you_mean
+from attnbench.errors import AttnbenchError, UsageError, any_of, did_you_mean
+from attnbench.units import format_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=Mapping[str, Any])
@@ -42,6 +44,17 @@ class _Option:
         """The option as it is typed: ``--n``, ``-k``."""
         given = [one for one in (self.option.default, *(self.option.param_decls or ())) if isinstance(one, str)]
         return [word for one in given for word in one.split("/")] or [f"--{name.replace('_', '-')}"]
+
+    def hold(self, name: str, value: Any) -> None:
+        """Raise UsageError for a value that the command line does not take: no such word, or a number out of bounds."""
+        kinds = (self.type, *get_args(self.type))
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        if words and value not in (*words, None):
+            raise UsageError(f"{name} must be {any_of(words)}, not {value!r}")
+        low, high = (-math.inf if self.option.min is None else self.option.min, self.option.max or math.inf)
+        if isinstance(value, int | float) and not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {format_number(high)}"
+            raise UsageError(f"{name} must be {bounds}, not {value!r}")
 
 
 @cache
@@ -79,17 +92,25 @@ def command(options: type) -> Callable[[Function], Function]:
 def in_python(options: type, **others: str) -> Callable[[Function], Function]:
     """Give a function of ``**given`` the options as keyword arguments, and their help as a part of its docstring.
 
-    Its errors name arguments in place of options. ``others``: an option of the command alone -> the argument like it.
+    Its errors name arguments in place of options, and values that the command line does not take are such errors.
+    ``others``: an option of the command alone -> the argument like it.
     """
 
     def signed(function: Function) -> Function:
         declared = _declared(options)
         words = {word: name for name, one in declared.items() for word in one.words(name)}
-        called = naming_arguments(**{f"--{word.strip('_')}": name for word, name in others.items()}, **words)(function)
+
+        @naming_arguments(**{f"--{word.strip('_')}": name for word, name in others.items()}, **words)
+        @wraps(function)
+        def called(*arguments: Any, **given: Any) -> Any:
+            for name in filter(declared.__contains__, given):
+                declared[name].hold(name, given[name])
+            return function(*arguments, **given)
+
         lines = "".join(f"        {name}: {' '.join(str(one.option.help).split())}\n" for name, one in declared.items())
         called.__doc__ = (function.__doc__ or "").replace("        **given: see below.\n", lines)
         types = {name: one.type for name, one in declared.items()}
-        return _with(called, inspect.signature(function), types, options)
+        return _with(cast(Function, called), inspect.signature(function), types, options)
 
     return signed
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from attnbench.contract.problem.shape import BIASES, SINKS, Shape
 from attnbench.contract.spec import Spec
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-STATE_DTYPES = ("auto", "float32", "bfloat16", "float16")
-ARCHITECTURES = ("encoder", "decoder", "encoder-decoder")
-LAUNCHES = ("auto", "eager", "graph")
+StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
+Architecture = Literal["encoder", "decoder", "encoder-decoder"]
+"""encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
+the output of an encoder for another sequence."""
+Launch = Literal["auto", "eager", "graph"]
+"""The way in which timed calls reach a GPU (see :mod:`attnbench.harness.inside.launch`)."""
 POSITIONS = ("none", "learned", "trained-sinusoid", "sinusoid", "rotary")
-TRAINED = ("all", "attention", "variant")
+Trained = Literal["all", "attention", "variant"]
 
 
 class _Values:
@@ -304,7 +307,7 @@ _TABLE = (
     ),
     Axis(
         "launch",
-        Words(LAUNCHES),
+        Words(get_args(Launch)),
         "cell",
         "on CUDA: eager, from Python, or graph, all kernels at once; auto: graph where that is possible",
         "auto, eager or graph",
@@ -350,7 +353,7 @@ _TABLE = (
     ),
     Axis(
         "state_dtype",
-        Words(STATE_DTYPES),
+        Words(get_args(StateDtype)),
         "cell",
         "element type of a recurrent state between the steps of decoding; auto: that of the variant's sums",
         "auto, float32, bfloat16 or float16",
@@ -393,7 +396,7 @@ _TABLE = (
     ),
     Axis(
         "architecture",
-        Words(ARCHITECTURES),
+        Words(get_args(Architecture)),
         "cell",
         "encoder, decoder, or encoder-decoder, which reads kv_len tokens and writes seq_len (model level only)",
         "encoder, decoder or encoder-decoder",
@@ -473,7 +476,7 @@ _TABLE = (
     ),
     Axis(
         "train",
-        Words(TRAINED),
+        Words(get_args(Trained)),
         "cell",
         "what this training changes: all, attention (its layers and the variant) or the variant's own parameters",
         "all, attention or variant",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec
-from attnbench.suite.axes import AXES, Specs, before
+from attnbench.suite.axes import AXES, Architecture, Launch, Specs, StateDtype, Trained, before
 
 if TYPE_CHECKING:
     from attnbench.contract.variant import Variant
@@ -26,17 +26,10 @@ NEW_TOKENS = 32
 Measure = Literal["time", "memory", "error", "own_error", "loss", "score"]
 UNTOUCHED = "none"
 """The trained model as it is, in place of a variant, at level pretrained only."""
-Architecture = Literal["encoder", "decoder", "encoder-decoder"]
-"""encoder: reads a sequence. decoder: answers each token with the next one. encoder-decoder: a decoder that also reads
-the output of an encoder for another sequence."""
 Positions = Literal["learned", "trained-sinusoid", "sinusoid", "rotary", "none"]
 """``learned`` and ``trained-sinusoid``: a position embedding that starts from N(0, 0.02²) or from sinusoids of unit
 size, and that training changes. ``sinusoid``: sinusoids that stay as they are (Vaswani et al. 2017). ``rotary``: q and
 k of every layer are turned by their places. ``none``: no positions."""
-
-StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
-Launch = Literal["auto", "eager", "graph"]
-"""The way in which timed calls reach a GPU (see :mod:`attnbench.harness.inside.launch`)."""
 
 METHOD_VERSION = 5
 """Incremented when a change in how we measure may change a number; rows of two methods are never mixed."""
@@ -93,6 +86,18 @@ class Pretrained:
     """Steps after which a variant redraws its random features, if it can; 0 for never."""
 
 
+def is_causal(causal: bool, architecture: Architecture, pass_: Pass) -> bool:
+    """The causality of a cell for which a suite says ``causal``."""
+    if architecture == "encoder-decoder":
+        return False  # its decoder is causal in any case, its encoder and what lies between them never
+    return causal or architecture == "decoder" or pass_ in STEPS  # the tokens after the last one are not known yet
+
+
+def tokens_after(new_tokens: int, pass_: Pass) -> int:
+    """The new tokens of a cell for which a suite says ``new_tokens``."""
+    return NEW_TOKENS if pass_ == "generate" and not new_tokens else new_tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """Everything that decides a measurement; two equal cells measure the same thing."""
@@ -143,20 +148,15 @@ class Cell:
     """Layers of the trained model whose attention gives way to the variant: ``all`` that can, ``3``, or ``0+5``."""
     tuned: int = 0
     """Steps of training after the swap, of the :attr:`Pretrained.last` steps of its schedule."""
-    train: Literal["all", "attention", "variant"] = "all"
+    train: Trained = "all"
     """The parameters that this training changes: all of them; those of the attention layers and the variant; or the
     variant's own, which are fitted layer by layer to the untouched layer's output."""
 
     def __post_init__(self) -> None:
-        causal = self.shape.causal
-        if self.architecture == "encoder-decoder":
-            causal = False  # its decoder is causal in any case, its encoder and what lies between them never
-        elif self.architecture == "decoder" or self.pass_ in STEPS:
-            causal = True  # the tokens after the last one are not known yet
+        causal = is_causal(self.shape.causal, self.architecture, self.pass_)
         if causal is not self.shape.causal:
             object.__setattr__(self, "shape", replace(self.shape, causal=causal))
-        if self.pass_ == "generate" and not self.new_tokens:
-            object.__setattr__(self, "new_tokens", NEW_TOKENS)
+        object.__setattr__(self, "new_tokens", tokens_after(self.new_tokens, self.pass_))
         if self.positions is not None:
             self._move_positions(self.positions)
         if self.pretrained is None or not self.pretrained.last:

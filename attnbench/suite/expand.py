@@ -17,13 +17,13 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
-from attnbench.suite.axes import AXES, Specs, filled, names_of, shortened
+from attnbench.suite.axes import AXES, Masks, Specs, filled, names_of, shortened
 from attnbench.suite.axis_values import DEVICES, SuiteReading, named, specs_of
-from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training
+from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training, is_causal, tokens_after
 from attnbench.suite.messages import Place, pick, shown
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.schema import Exclude, Suite, first_problem
-from attnbench.suite.sweep import Axes, Rules, Strict, Sweep
+from attnbench.suite.sweep import PASSES, Axes, Rules, Strict, Sweep
 
 MAX_CELLS = 20_000
 """At half a second a cell, three hours."""
@@ -184,15 +184,13 @@ def _as_named(axis: str, values: list[Any]) -> list[Any]:
 
 
 _OWNERS = {
+    **{only: f"with pass: {passes}" for only, passes in PASSES.items()},
     "operator": "at level operator",
     "cross": "at level operator or of an encoder-decoder",
     "layer": "at level layer or model",
     "model": "at level model",
     "task": "with a task",
     "score": "that measure a score",
-    "prompt": "with pass: generate",
-    "generate": "with pass: generate or decode",
-    "steps": "with pass: decode, stepwise or generate",
     "pretrained": "at level pretrained",
 }
 """Scope of an axis -> the test that a sweep is in it."""
@@ -217,7 +215,7 @@ def _split(axis: str, value: object) -> list[Any]:
         return [one for item in value for one in _split(axis, item)]
     if not isinstance(value, str):
         return [value]
-    if isinstance(AXES[axis].values, Specs):
+    if isinstance(AXES[axis].values, Specs | Masks):
         return _split_specs(value)
     return [parse_scalar(part) for part in comma_separated(value)]
 
@@ -252,7 +250,8 @@ def _grids(suite: Suite, kind: str) -> Iterator[_SweepGrid]:
         yield _SweepGrid(index, sweep, axes, excludes)
         for only, values in included:
             if not only or sweep.name in only:
-                yield _SweepGrid(index, sweep, {**axes, **values}, [])
+                own = {axis: one for axis, one in values.items() if sweep.takes(axis)}
+                yield _SweepGrid(index, sweep, {**axes, **own}, [])
 
 
 def _cells(suite: Suite, grid: _SweepGrid, device: str) -> Iterator[Cell]:
@@ -268,8 +267,9 @@ def _cells(suite: Suite, grid: _SweepGrid, device: str) -> Iterator[Cell]:
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
         asked = filled(at)
-        if asked["mask"].startswith(("causal", "prefix")):  # other words for causal: true, and causal with more
-            asked["causal"] = True
+        masked = asked["mask"].startswith(("causal", "prefix"))  # other words for causal: true, and causal with more
+        at["causal"] = asked["causal"] = is_causal(at["causal"] or masked, at["architecture"], sweep.pass_)
+        asked["new_tokens"] = tokens_after(at["new_tokens"], sweep.pass_)
         if asked["positions"] is None:  # those of the level
             asked["positions"] = size.positions if size else "none"
         if any(all(any(test(asked[axis]) for test in row[axis]) for axis in row) for row in excluded):

@@ -87,6 +87,11 @@ class Suite(Strict):
                 for name in row:
                     if name not in names:
                         wrong(f"unknown sweep {shown(name)}{pick(name, names)}", key, index, "sweep")
+        for index, row in enumerate(self.include):
+            sweeps = [sweep for sweep in self.sweeps if not row.sweep or sweep.name in row.sweep]
+            for axis in row.given():
+                if not any(sweep.takes(axis) for sweep in sweeps):
+                    sweeps[0].refuse_axis(axis, "include", index, axis)
         return self
 
     def to_yaml(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NoReturn, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -193,6 +193,10 @@ def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
 SweepNames = Annotated[list[str], BeforeValidator(_as_list), _one_or_list({"type": "string"})]
 
 
+PASSES = {"prompt": "generate", "generate": "generate or decode", "steps": "decode, stepwise or generate"}
+"""Scope of an axis -> the passes in which it has a meaning."""
+
+
 class Sweep(Strict):
     """One matrix of cells that are measured in the same way."""
 
@@ -252,7 +256,8 @@ class Sweep(Strict):
             self._check_model()
         self._check_training()
         for name in self.matrix.given():
-            self._check_axis(name)
+            if not self.takes(name):
+                self.refuse_axis(name, "matrix", name)
         return self
 
     @property
@@ -311,23 +316,20 @@ class Sweep(Strict):
                 return self.pass_ in STEPS
         return exists(axis, self.level)
 
-    def _check_axis(self, name: str) -> None:
-        if self.takes(name):
-            return
+    def refuse_axis(self, name: str, *place: str | int) -> NoReturn:
+        """Say at ``place`` why an axis that this sweep does not take means nothing in it, as a validation error."""
         if self.level == "pretrained":
-            wrong(f"{name!r} is the trained model's own at level pretrained; remove it", "matrix", name)
-        if AXES[name].only == "score":
-            wrong(f"{name!r} does nothing without measure: score; remove it", "matrix", name)
-        if AXES[name].only in ("prompt", "generate", "steps"):
-            passes = "generate" if AXES[name].only == "prompt" else "generate or decode"
-            wrong(f"{name!r} does nothing without pass: {passes}; remove it", "matrix", name)
-        if AXES[name].only == "cross" and self.level == "model":
+            wrong(f"{name!r} is the trained model's own at level pretrained; remove it", *place)
+        only = AXES[name].only
+        if only == "score":
+            wrong(f"{name!r} does nothing without measure: score; remove it", *place)
+        if passes := PASSES.get(only):
+            wrong(f"{name!r} does nothing without pass: {passes}; remove it", *place)
+        if only == "cross" and self.level == "model":
             remedy = "remove it or write architecture: encoder-decoder"
-            wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", "matrix", name)
-        level = {"layer": "layer", "model": "model", "task": "model", "pretrained": "pretrained"}.get(
-            AXES[name].only, "operator"
-        )
-        wrong(f"{name!r} does nothing at level {self.level}; remove it or write level: {level}", "matrix", name)
+            wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", *place)
+        level = {"layer": "layer", "model": "model", "task": "model", "pretrained": "pretrained"}.get(only, "operator")
+        wrong(f"{name!r} does nothing at level {self.level}; remove it or write level: {level}", *place)
 
     def _check_training(self) -> None:
         scored = "score" in self.measure

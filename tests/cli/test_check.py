@@ -59,9 +59,8 @@ def test_a_variant_that_is_what_it_says_ends_with_0_and_a_line_that_says_so(caps
 
 
 def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["check", "--threads", "1", "mine", "--plugin", plugin, "--law", "hidden keys", "--law", "formula"]) == 1
-    )
+    laws = ["--law", "hidden keys", "--law", "formula"]
+    assert main(["check", "--threads", "1", "mine", "--plugin", plugin, *laws]) == 1
     out = capsys.readouterr().out
     assert "mine breaks 'hidden keys'" in out
     assert "other values at the padded positions moved the output by" in out
@@ -69,24 +68,8 @@ def test_a_fault_is_named_and_ends_with_1(plugin: str, capsys: pytest.CaptureFix
 
 
 def test_several_variants_have_a_line_each(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(
-            [
-                "check",
-                "--threads",
-                "1",
-                "linear",
-                "mine",
-                "--plugin",
-                plugin,
-                "--law",
-                "hidden keys",
-                "--law",
-                "formula",
-            ]
-        )
-        == 1
-    )
+    laws = ["--law", "hidden keys", "--law", "formula"]
+    assert main(["check", "--threads", "1", "linear", "mine", "--plugin", plugin, *laws]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:4] == ["linear", "2", "of", "2"] for line in lines)
     assert any(line.split()[:4] == ["mine", "1", "of", "2"] and "hidden keys" in line for line in lines)
@@ -132,6 +115,9 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
         (["linear", "--dtype", "bfloat16"], "--dtype belongs to --bits: attnbench check NAME --bits --dtype bfloat16"),
         (["linear", "--bits", "--law", "formula"], "--law does nothing with --bits"),
         (["linear", "--bits", "--as", "softmax"], "--as does nothing with --bits"),
+        (["linear", "--bits", "--no-time"], "--no-time does nothing with --bits"),
+        (["own.py:Mine", "--law", "formula"], "--law does nothing with FILE.py:Class; leave one of them out"),
+        (["own.py:Mine", "--no-time"], "--no-time does nothing with FILE.py:Class; leave one of them out"),
         (["linear", "--bits", "--device", "cuda:9"], "no device 'cuda:9' on this machine"),
         (["flex", "--bits", "--dtype", "float64"], "flex: dtype: it takes"),
         (["--bits"], "check --bits needs a variant"),

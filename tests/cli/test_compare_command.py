@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from attnbench.cli.app import main
+from attnbench.cli.compare import _without_error
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.spec import Spec
 from attnbench.errors import Exit
 from attnbench.harness.compare import compare as compare_module
+from attnbench.measure.status import Status
+from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
 from tests.forked import forks
+from tests.typed import attnbench
 
 QUICK = ["--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1", "--unchecked"]
 NEVER_FASTER = '''
@@ -36,16 +41,7 @@ class Raises(torch.nn.Module):
 '''
 
 
-def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", "compare", *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "80"},
-            timeout=280,
-            check=False,
-        )
+compare = partial(attnbench, "compare")
 
 
 @pytest.fixture
@@ -264,3 +260,15 @@ def test_another_operator_and_everything_in_few_bits_has_an_error_against_its_ow
     for column in ("a_own_error", "a_own_error_late", "a_own_error_grad"):
         assert 0 < first[column] < rounding
     assert first["a_rel_error"] > 0.05, "its distance from softmax attention"
+
+
+@pytest.mark.parametrize("sizes", [{"heads": 32, "kv_heads": 8}, {"heads": 8}, {"heads": 6, "qk_heads": 3}])
+def test_the_heads_of_which_an_error_can_be_measured_are_some_that_a_shape_may_have(sizes: dict[str, int]) -> None:
+    n = 32 * 1024
+    record = Record.of(Cell("s", "w", Spec("softmax"), Shape(seq_len=n, **sizes)), Status.OK)
+    said = _without_error(n, record)
+    assert _without_error(64, replace(record, batch=2)).endswith("; a larger --timeout measures them")
+    assert "; --batch 1 --heads 2" in said
+    words = said.rpartition("; ")[2].removesuffix(" measures them").split()
+    given = dict(zip((word.strip("-").replace("-", "_") for word in words[::2]), map(int, words[1::2]), strict=True))
+    assert Shape(seq_len=n, **{**sizes, **given}).H * n * n <= compare_module.LONGEST_ERROR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import subprocess
 import sys
@@ -192,6 +193,17 @@ def test_json_for_a_terminal_is_escaped_and_means_the_same(bad: str, capsys: pyt
     said = capsys.readouterr().out
     assert json.loads(said) == value
     assert said.replace("\n", "").isprintable()
+
+
+def test_a_number_that_is_not_finite_is_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"grad": math.nan, "ends": (math.inf, -math.inf), "output": 0.5, "note": "NaN"}]
+    console.data(rows)
+    with console.items() as tell:
+        tell(rows[0])
+    told = [{"grad": None, "ends": [None, None], "output": 0.5, "note": "NaN"}]
+    assert capsys.readouterr().out.count("NaN") == 2
+    console.data(rows)
+    assert json.loads(capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize("bad", ["\x1b[2J", "\n", "\u2028", *HOSTILE])

@@ -84,6 +84,12 @@ def test_a_file_whose_name_no_suite_may_have_holds_another_name(stem: str) -> No
     assert load_suite(Path(f"{stem}.yaml")).name == "mine"
 
 
+@pytest.mark.parametrize("stem", ["2024", "1e3", "true", "null"])
+def test_a_name_that_yaml_takes_for_something_else_is_quoted(stem: str) -> None:
+    assert main(["init", f"{stem}.yaml"]) == 0
+    assert load_suite(f"{stem}.yaml").name == stem
+
+
 def schema(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     assert main(["schema"]) == 0
     return dict(json.loads(capsys.readouterr().out))

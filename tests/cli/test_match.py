@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import inspect
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,23 +23,14 @@ from attnbench.cli.screen.console import in_parts
 from attnbench.errors import Exit, UsageError
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.score.score_question import ScoreQuestion
-from tests.forked import forks
+from tests.typed import attnbench
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--n", "64", "--heads", "2", "--head-dim", "8", "--min-time", "0.01", "--device", "cpu", "--threads", "1"]
 QUICK = [*SMALL, "--unchecked"]
 
 
-def match(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", "match", *arguments],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "80", **environment},
-            timeout=280,
-            check=False,
-        )
+match = partial(attnbench, "match")
 
 
 @pytest.fixture(scope="module")

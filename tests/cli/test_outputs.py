@@ -23,6 +23,25 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        ("gate new --against old --out .", Exit.CANNOT_CREATE, "cannot write .: Is a directory; name a file in it"),
+        ("match --from old --error 0.5 --csv old", Exit.CANNOT_CREATE, "cannot write old: Is a directory"),
+        ("export old --parquet a --samples ./a", Exit.USAGE, "a is named for two outputs"),
+        ("match --from old --error 0.5 --csv a.svg --plot a.svg", Exit.USAGE, "a.svg is named for two outputs"),
+    ],
+)
+def test_an_output_that_would_be_lost_is_refused_before_anything_is_done(
+    words: str, code: Exit, why: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(runs)
+    assert main(words.split()) == code
+    said = capsys.readouterr()
+    assert (said.out, why in said.err, said.err.count("\n")) == ("", True, 1)
+    assert files(runs) == before
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "gate new --against old --format json --out old/records.jsonl",
@@ -51,3 +70,15 @@ def test_no_output_takes_the_place_of_a_file_of_a_run_or_goes_through_a_link(
     assert "belongs to the run in" in said.err or "is a link" in said.err
     assert said.err.count("\n") == 1
     assert files(runs) == before
+
+
+def test_the_figures_of_several_suites_stand_in_folders_of_their_own(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suite in ("a", "b"):
+        write_run(runs / "results" / suite / "run", [Row(n=64), Row(n=128)], suite=suite)
+    assert main(["plot", "results", "--format", "svg", "--out", "figures"]) == Exit.OK
+    drawn = [Path(line.strip()) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert {file.parent for file in drawn} == {Path("figures/a/run"), Path("figures/b/run")}
+    assert len(set(drawn)) == len(drawn)
+    assert all(file.is_file() for file in drawn)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.forked import forks
+from tests.typed import attnbench
 
 NOTE = "† not the form that the source describes; attnbench show NAME says what differs"
 SMALL = ("--n", "16", "--heads", "1", "--head-dim", "8", "--min-time", "0.01", "--unchecked")
@@ -23,17 +22,6 @@ sweeps:
 """
 
 
-def attnbench(*arguments: str, where: Path) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", *arguments],
-            capture_output=True,
-            encoding="utf-8",
-            check=True,
-            cwd=where,
-        )
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("own")
@@ -43,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> subprocess.CompletedProcess[str]:
-    return attnbench("run", "own.yaml", "--quick", "--unchecked", "--out", "out", where=folder)
+    return attnbench("run", "own.yaml", "--quick", "--unchecked", "--out", "out", folder=folder)
 
 
 def test_the_table_of_a_run_marks_the_causality_that_is_meant(run: subprocess.CompletedProcess[str]) -> None:
@@ -64,7 +52,7 @@ def test_the_csv_has_the_sentence(run: subprocess.CompletedProcess[str], folder:
 
 def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
     words = ("compare", "retnet", "softmax", *SMALL)
-    not_causal, causal = (attnbench(*words, *more, where=folder) for more in ((), ("--causal",)))
+    not_causal, causal = (attnbench(*words, *more, folder=folder) for more in ((), ("--causal",)))
     assert not_causal.stdout.count("retnet†") == 3  # beside the times, the memory and the own error
     assert not_causal.stdout.count(NOTE) == 1
     assert "†" not in causal.stdout + causal.stderr
@@ -72,7 +60,7 @@ def test_a_comparison_marks_it_in_every_table(folder: Path) -> None:
 
 def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
     words = ("compare", "softmax", "retnet", *SMALL)
-    done = attnbench(*words, "--no-error", "--plot", "own.svg", "--width", "column", "--csv", "own.csv", where=folder)
+    done = attnbench(*words, "--no-error", "--plot", "own.svg", "--width", "column", "--csv", "own.csv", folder=folder)
     assert "\nmemory\n" in done.stdout  # nothing stands there against exact attention
     panels, key = ((folder / name).read_text(encoding="utf-8") for name in ("own.svg", "own-2.svg"))
     assert 'width="237.6pt"' in panels  # 3.3 inches
@@ -87,29 +75,16 @@ def test_the_chart_and_the_rows_of_a_comparison_have_it(folder: Path) -> None:
 
 
 def test_the_list_and_what_is_shown_mark_it(folder: Path) -> None:
-    listed = attnbench("list", where=folder)
+    listed = attnbench("list", folder=folder)
     assert " retnet " in listed.stdout  # its causal form is the paper's
     assert all(f" {name}† " in listed.stdout for name in ("perceiver", "monotonic", "h2o", "tova", "msa"))
     marked = {
         line.split()[0].rstrip("†") for line in listed.stdout.splitlines() if "† " in line and line.startswith(" ")
     }
-    whole = (
-        "gated-delta",
-        "kda",
-        "mamba2",
-        "rwkv7",
-        "delta",
-        "gla",
-        "ssd",
-        "path",
-        "moba",
-        "streaming",
-        "hyena",
-        "csa",
-    )
-    assert not marked & set(whole)
+    recurrent = {"gated-delta", "kda", "mamba2", "rwkv7", "delta", "gla", "ssd", "path"}
+    assert not marked & (recurrent | {"moba", "streaming", "hyena", "csa"})
     assert " softmax " in listed.stdout
     assert NOTE in listed.stdout
-    shown = attnbench("show", "retnet", where=folder).stdout
+    shown = attnbench("show", "retnet", folder=folder).stdout
     assert "own form†   not causal: weights fade with the distance in both directions" in shown
-    assert "own form" not in attnbench("show", "softmax", where=folder).stdout
+    assert "own form" not in attnbench("show", "softmax", folder=folder).stdout

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from attnbench.results.record import Record
 from attnbench.suite import load
 from attnbench.suite.cell import Cell
 from attnbench.suite.document import read_document
-from tests.forked import forks
+from tests.typed import attnbench
 
 SUITE = """
 name: small
@@ -36,16 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return subprocess.run(
-            [sys.executable, "-m", "attnbench", "run", "small.yaml", "--device", "cpu", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            env={**os.environ, "COLUMNS": "80"},
-            timeout=280,
-            check=False,
-        )
+    return attnbench("run", "small.yaml", "--device", "cpu", *arguments, folder=folder)
 
 
 def test_a_dry_run_shows_the_axis_in_which_cells_differ(folder: Path) -> None:
@@ -91,6 +80,7 @@ def test_a_cell_that_fails_is_named_with_what_tells_it_from_the_others(folder: P
     ("arguments", "said"),
     [
         (["--set", "heads=1", "--set", "heads=2,4"], "error: --set heads is given twice; write --set heads=1,2,4\n"),
+        (["--set", "dtype=float64", "--dtype", "float32"], "error: --dtype and --set dtype are both given; leave one"),
         (["--set", "heads"], "error: --set 'heads' is not AXIS=VALUES; write for instance --set seq_len=1024,2048\n"),
         (["-k", "bfloat16"], "error: -k 'bfloat16': no cell has 'bfloat16'; a cell is called speed/softmax/n64/"),
         (["--shard", "2/2"], "error: --shard 2/2: shards count from 0, so the last one is 1/2\n"),

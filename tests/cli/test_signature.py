@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, TypedDict, Unpack, get_type_hints
@@ -66,6 +67,19 @@ def test_an_unknown_argument_is_one_line_with_the_nearest() -> None:
         (lambda: attnbench.match("performer"), "give error 0.1, memory 64MiB, time 10ms or score 0.9"),
         (lambda: attnbench.swap("listops", "local", learning_rate=7.0), "^learning_rate must be above 0"),
         (lambda: attnbench.report(pd.DataFrame(), check="none.json"), "^check none.json"),
+        (lambda: attnbench.run("quick", process="fast"), "^process must be tuned or as-shipped, not 'fast'"),
+        (lambda: attnbench.run("quick", rounds=0), "^rounds must be between 1 and 20, not 0"),
+        (lambda: attnbench.run("quick", cell_timeout=math.nan), "^cell_timeout must be between 1 and 1000000, not nan"),
+        (lambda: attnbench.compare("sdpa", min_time=-1), "^min_time must be between 0.001 and 3600, not -1"),
+        (
+            lambda: attnbench.best(shape="gdn-2", max_error=math.nan),
+            "^max_error must be between 0.0 and 1000000",
+        ),
+        (lambda: attnbench.match("performer", error=0.1, draws=0), "^draws must be between 1 and 1000, not 0"),
+        (lambda: attnbench.history("results", metric="speed"), "^metric must be time, memory or error, not 'speed'"),
+        (lambda: attnbench.swap("listops", "local", seeds=0), "^seeds must be between 1 and 100, not 0"),
+        (lambda: attnbench.plot(pd.DataFrame(), style="dork"), "^style must be light or dark, not 'dork'"),
+        (lambda: attnbench.compare("sdpa", heads=0), "^heads must be at least 1, not 0"),
     ],
 )
 def test_python_is_told_of_arguments_and_not_of_options(call: Callable[[], Any], said: str) -> None:

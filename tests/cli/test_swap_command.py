@@ -30,7 +30,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -136,7 +135,6 @@ def test_a_suite_measures_errors_on_what_was_captured() -> None:
     assert Path("x.safetensors").read_bytes() == written, "the digest stays"
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_model_that_ends_its_process_or_raises_what_nobody_foresaw_costs_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,7 +156,6 @@ def test_a_model_that_ends_its_process_or_raises_what_nobody_foresaw_costs_a_lin
     Path(found[1]).unlink()
 
 
-@pytest.mark.usefixtures("forks")
 def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
     out = capsys.readouterr().out
@@ -169,7 +166,6 @@ def test_capture_writes_a_file_and_says_how_a_suite_reads_it(capsys: pytest.Capt
     assert (about["file"], about["shape"]) == ("qkv.safetensors", [6, 3, 2, 24, 8])
 
 
-@pytest.mark.usefixtures("forks")
 def test_a_captured_file_says_what_it_holds_and_how_a_suite_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["capture", "listops", *QUICK[:4], "--layers", "all", "--device", "cpu", "--out", "x.safetensors"]) == 0
     written = capsys.readouterr().out.splitlines()

@@ -35,6 +35,19 @@ def test_an_error_that_nobody_foresaw_is_one_line_and_its_traceback_a_file_witho
     written.unlink()
 
 
+def test_an_address_space_that_is_large_enough_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ImportError("no such library")
+
+    monkeypatch.setattr("attnbench.cli.env._versions", broken)
+    for allowed, said in ((2**40, "unforeseen error: ImportError: no such library"), (2**30, "ulimit -v of 1.00 GiB")):
+        monkeypatch.setattr("attnbench.harness.wire.process.allowed_address_space", lambda allowed=allowed: allowed)
+        assert main(["env"]) != Exit.OK
+        assert capsys.readouterr().err.startswith(f"error: {said}")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

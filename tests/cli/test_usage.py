@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
 import re
-import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from attnbench.cli.app import main
 from attnbench.cli.usage import COMMANDS, OVERVIEW
+from attnbench.errors import Exit
 from attnbench.version import __version__
-from tests.forked import forks
-
-
-def in_a_new_process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "attnbench", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "COLUMNS": "80", **environment},
-        timeout=280,
-        check=False,
-    )
-
-
-def attnbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    with forks():
-        return in_a_new_process(folder, *arguments)
+from tests.typed import attnbench, in_a_new_process
 
 
 def test_alone_it_says_what_there_is_in_a_few_lines_of_80_columns(tmp_path: Path) -> None:
-    done = attnbench(tmp_path)
+    done = attnbench(folder=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{OVERVIEW}\n")
     assert all(f"  attnbench {name}" in OVERVIEW for name in COMMANDS)
     assert max(map(len, OVERVIEW.splitlines())) < 80
@@ -44,7 +27,7 @@ def test_alone_it_says_what_there_is_in_a_few_lines_of_80_columns(tmp_path: Path
 
 @pytest.mark.parametrize("arguments", ["run", "show", "compare", "compare --n 4", "check"])
 def test_a_command_without_its_arguments_says_what_is_missing(arguments: str, tmp_path: Path) -> None:
-    done = attnbench(tmp_path, *arguments.split())
+    done = attnbench(*arguments.split(), folder=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -54,16 +37,23 @@ def test_a_command_without_its_arguments_says_what_is_missing(arguments: str, tm
     assert len(line) <= 2 * 80
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_exit_code_1_is_described_for_each_command_that_may_measure_nothing(name: str) -> None:
+    command = import_module(f"attnbench.cli.{'list_' if name == 'list' else name}")
+    described = inspect.getsource(Exit).partition("FAILED = 1")[2].partition("nothing could be measured")[0]
+    assert (f"``{name}``" in described) == hasattr(command, "NothingMeasured")
+
+
 @pytest.mark.parametrize("name", ["list", "env"])
 def test_a_command_that_needs_no_arguments_answers_without_them(name: str, tmp_path: Path) -> None:
-    done = attnbench(tmp_path, name)
+    done = attnbench(name, folder=tmp_path)
     assert (done.returncode, done.stderr.startswith("error")) == (0, False)
     assert done.stdout
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_ends_with_an_example_and_holds_no_markup(name: str, tmp_path: Path) -> None:
-    done = attnbench(tmp_path, name, "--help")
+    done = attnbench(name, "--help", folder=tmp_path)
     assert done.returncode == 0
     assert f"Example: attnbench {COMMANDS[name].example}" in " ".join(done.stdout.split())
     assert "\\[" not in done.stdout
@@ -105,7 +95,7 @@ def test_help_breaks_no_word_and_leaves_none_out_on_a_narrow_screen(
     ],
 )
 def test_what_is_wrong_is_said_in_words_of_the_command_line(arguments: str, said: str, tmp_path: Path) -> None:
-    done = attnbench(tmp_path, *arguments.split())
+    done = attnbench(*arguments.split(), folder=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {said}")
     assert len(done.stderr.splitlines()) == 1
@@ -113,13 +103,13 @@ def test_what_is_wrong_is_said_in_words_of_the_command_line(arguments: str, said
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_the_version_has_a_short_flag(flag: str, tmp_path: Path) -> None:
-    assert attnbench(tmp_path, flag).stdout == f"attnbench {__version__}\n"
+    assert attnbench(flag, folder=tmp_path).stdout == f"attnbench {__version__}\n"
 
 
 def test_env_holds_what_a_bug_report_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = in_a_new_process(tmp_path, "env", "--json", OMP_NUM_THREADS="1", ATTNBENCH_PLUGINS="")
+    done = in_a_new_process("env", "--json", OMP_NUM_THREADS="1", ATTNBENCH_PLUGINS="", folder=tmp_path)
     facts = json.loads(done.stdout)
     assert facts["attnbench"] == __version__
     assert {"torch", "typer", "pydantic", "numpy"} <= set(facts["dependencies"])
@@ -137,8 +127,22 @@ def test_env_holds_what_a_bug_report_needs(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_env_loads_no_plug_in_that_is_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[attnbench.variants]\nmine = no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for switch, loaded in (("", False), ("on", True)):
+        monkeypatch.setenv("ATTNBENCH_PLUGINS", switch)
+        assert main(["env", "--json"]) == 0
+        assert ("mine" in json.loads(capsys.readouterr().out)["plugins"]) == loaded
+
+
 def test_env_works_where_torch_cannot_be_imported(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')")
-    done = in_a_new_process(tmp_path, "env", PYTHONPATH=str(tmp_path))
+    done = in_a_new_process("env", PYTHONPATH=str(tmp_path), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "ImportError: libtorch.so" in done.stdout

@@ -574,18 +574,8 @@ def test_score_trains_it(file: str) -> None:
 
 
 def test_score_trains_it_on_a_task_with_padding(file: str) -> None:
-    quick = (
-        "--task",
-        "listops:min_length=20,max_length=64,test=8",
-        "--n",
-        "64",
-        "--steps",
-        "2",
-        "--batch",
-        "4",
-        "--quick",
-        "--json",
-    )
-    done = attnbench(file, "score", "mine.py:Blocks", *quick, "--threads", "1")
+    quick = ("--n", "64", "--steps", "2", "--batch", "4", "--quick", "--json", "--threads", "1")
+    task = "listops:min_length=20,max_length=64,test=8"
+    done = attnbench(file, "score", "mine.py:Blocks", "--task", task, *quick)
     rows = {row["variant"]: row for row in json.loads(done.stdout)}
     assert rows["Blocks"]["status"] == "ok", (rows["Blocks"]["reason"], done.stderr)

@@ -13,6 +13,7 @@ import pytest
 
 from attnbench.contract.plugins import discovery as plugins
 from attnbench.contract.plugins.discovery import load
+from attnbench.contract.plugins.foreign import module_name
 from attnbench.errors import UsageError
 from tests.bare import in_bare_process
 from tests.forked import forks
@@ -142,18 +143,8 @@ def test_a_plug_in_that_goes_to_another_folder_takes_no_results_there(tmp_path: 
     (tmp_path / "other").mkdir()
     suite = "name: s\nsweeps: [{name: w, matrix: {variant: mean-value, seq_len: 8, heads: 1, head_dim: 4}}]\n"
     (tmp_path / "s.yaml").write_text(suite)
-    done = run(
-        tmp_path,
-        "import os; os.chdir('other')",
-        "run",
-        "s.yaml",
-        "--quick",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--unchecked",
-    )
+    quick = ("--quick", "--device", "cpu", "--threads", "1", "--unchecked")
+    done = run(tmp_path, "import os; os.chdir('other')", "run", "s.yaml", *quick)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "results").glob("s/*/results.csv"))
     assert not list((tmp_path / "other").iterdir())
@@ -268,3 +259,14 @@ def test_what_other_plug_ins_of_the_process_import_does_not_count(
     (tmp_path / "other.py").write_text("import pydantic\n")
     monkeypatch.setattr(plugins, "_modules", {"other": tmp_path / "other.py"})
     assert plugins.libraries([]) == {}
+
+
+def test_files_whose_paths_differ_in_their_separators_alone_are_two_plug_ins(tmp_path: Path) -> None:
+    (tmp_path / "my").mkdir()
+    files = [tmp_path / "my" / "own.py", tmp_path / "my_own.py", tmp_path / "my.own.py"]
+    for number, file in enumerate(files):
+        file.write_text(f"number = {number}", encoding="utf-8")
+        load(str(file))
+    assert [sys.modules[module_name(file)].number for file in files] == [0, 1, 2]
+    for file in files:
+        del sys.modules[module_name(file)]

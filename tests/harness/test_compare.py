@@ -147,13 +147,14 @@ def test_a_against_b_and_b_against_a_mirror_each_other_on_the_same_samples() -> 
 def test_what_was_measured_is_shown_though_the_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
+    taken = tmp_path / "taken.svg"
+
     class Described(MadeUp):
         def start(self) -> dict[str, Any]:
+            taken.mkdir(exist_ok=True)  # before the command began it would have been refused
             return {**self.state, "process": "tuned", "process_notes": []}
 
     monkeypatch.setattr(module, "Worker", Described)
-    taken = tmp_path / "taken.svg"
-    taken.mkdir()
     command = ["compare", "softmax", "linear", "--n", "512..1024", "--device", "cpu", *more, str(taken)]
     assert main(command) == Exit.CANNOT_CREATE
     said = capsys.readouterr()

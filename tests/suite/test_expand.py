@@ -168,6 +168,32 @@ def test_include_adds_cells_that_exclude_does_not_see() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("sweep", "row", "left"),
+    [
+        ({"pass": "decode"}, {"causal": True}, 0),
+        ({"pass": "decode"}, {"causal": False}, 1),
+        ({"pass": "generate"}, {"new_tokens": 32}, 0),
+        ({"pass": "generate"}, {"new_tokens": 0}, 1),
+        ({"level": "model", "architecture": "decoder"}, {"causal": True}, 0),
+        ({"level": "model", "architecture": "encoder-decoder", "causal": True}, {"causal": True}, 1),
+    ],
+)
+def test_conditions_are_on_what_a_cell_is_and_not_on_what_the_suite_leaves_to_its_pass_and_model(
+    sweep: dict[str, Any], row: dict[str, Any], left: int
+) -> None:
+    axes = {name: sweep.pop(name) for name in [*sweep] if name in AXES}
+    kept = {**matrix(variant="sdpa")}
+    cells = expand(suite_of({**sweep, **matrix(**axes)}, kept, exclude=[{"sweep": "s0", **row}]))
+    assert sum(cell.sweep == "s0" for cell in cells) == left
+
+
+def test_keys_that_a_causal_pass_does_not_allow_are_told_with_the_line() -> None:
+    with pytest.raises(SuiteError, match=r"^x\.yaml:1: causal attention needs as many keys as queries"):
+        expand(suite_of({"pass": "decode", **matrix(kv_len=128)}))
+    assert len(expand(suite_of({"pass": "decode", **matrix(kv_len=[None, 128])}, exclude=[{"kv_len": 128}]))) == 1
+
+
 def test_more_cells_than_anyone_wants_are_refused_before_one_is_made() -> None:
     suite = suite_of(matrix(seq_len="1..10000+1", heads="1..1000+1", batch="1..1000+1"))
     started = time.perf_counter()
@@ -328,6 +354,7 @@ def test_an_unknown_device_is_refused() -> None:
         ("compile", "false,true", [False, True]),
         ("bias", [None, "alibi"], ["none", "alibi"]),
         ("mask", "none,sliding:4,document:3+4", ["none", "sliding:4", "document:3+4"]),
+        ("mask", "sliding:window=[4,8],prefix:2", ["sliding:4", "sliding:8", "prefix:2"]),
         ("dtype", "float64, bfloat16", ["float64", "bfloat16"]),
         ("variant", "sdpa", [Spec("sdpa")]),
         ("variant", "softmax,sdpa", [Spec("softmax"), Spec("sdpa")]),
@@ -512,6 +539,22 @@ def test_an_included_row_stands_in_the_sweeps_that_it_names_with_the_rest_of_the
         ("s1", 1, 64),
         ("s1", 8, 64),
     ]
+
+
+def test_an_included_axis_means_something_only_in_sweeps_that_take_it() -> None:
+    generated = {**matrix(), "pass": "generate"}
+    suite = suite_of(matrix(), generated, include=[{"seq_len": 8, "new_tokens": 5}])
+    assert [(cell.sweep, cell.shape.N, cell.new_tokens) for cell in expand(suite)] == [
+        ("s0", 64, 0),
+        ("s0", 8, 0),
+        ("s1", 64, 32),
+        ("s1", 8, 5),
+    ]
+    said = "x.yaml:1: 'new_tokens' does nothing without pass: generate or decode; remove it"
+    for sweep in ([], "s0"):
+        with pytest.raises(SuiteError) as refused:
+            suite_of(matrix(), *[generated] * bool(sweep), include=[{"sweep": sweep, "new_tokens": 5}])
+        assert str(refused.value) == said
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:1"])

@@ -6,11 +6,12 @@ rich is imported with the first printed line, json with the first data: help and
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -119,7 +120,8 @@ def only_repeats() -> None:
 
 
 def data(value: Any) -> None:
-    """Print JSON on stdout, unstyled; escape characters that the encoding lacks (√) or a terminal would obey."""
+    """Print JSON on stdout, unstyled, with null for a number that is not finite; escape characters that the encoding
+    lacks (√) or a terminal would obey."""
     _write(_json(value) + "\n")
 
 
@@ -145,8 +147,22 @@ def _json(value: Any) -> str:
     import json
 
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    text = json.dumps(value, indent=2, ensure_ascii=not unicode, allow_nan=False).replace("\x7f", r"\u007f")
+    how: dict[str, Any] = {"indent": 2, "ensure_ascii": not unicode, "allow_nan": False}
+    try:
+        text = json.dumps(value, **how)
+    except ValueError:  # JSON has no number that is not finite
+        text = json.dumps(_finite(value), **how)
+    text = text.replace("\x7f", r"\u007f")
     return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _finite(value: Any) -> Any:
+    """Plain data with None for each number that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(text: str) -> None:

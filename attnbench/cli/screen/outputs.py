@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "--plot") -> None:
     """Check before measuring that files can be written.
 
-    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn; CannotCreate without a folder to write
-    in, or if the file is a run's own or a link.
+    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn, or a file is named twice; CannotCreate
+    without a folder to write in, or if the file is a run's own, a folder or a link.
     """
     from attnbench.files import refuse_output
 
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"{option} {plot}: the name must end in .svg, .png or .pdf")
-    for path in (*files, plot):
-        if path is not None and not path.parent.is_dir():
+    written = set[Path]()
+    for path in filter(None, (*files, plot)):
+        if not path.parent.is_dir():
             raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
-        if path is not None:
-            refuse_output(path)
+        refuse_output(path)
+        if path.absolute() in written and (path.is_file() or not path.exists()):  # a pipe or terminal takes several
+            raise UsageError(f"{path} is named for two outputs, and the second would replace the first; name another")
+        written.add(path.absolute())
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:

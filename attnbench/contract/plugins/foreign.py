@@ -54,8 +54,12 @@ def told(plugin: str, remedy: str = "") -> Iterator[None]:
 
 def module_name(path: Path) -> str:
     """The name under which a file is imported; within its package, if it has one."""
-    own = f"attnbench_plugin_{path.resolve().as_posix().replace('/', '_').replace('.', '_')}"
+    own = f"attnbench_plugin{path.resolve().as_posix().translate(_IN_NAMES)}"
     return ".".join([*home_of(path)[1], own])
+
+
+_IN_NAMES = str.maketrans({"/": "_s", ".": "_d", "_": "_u"})
+"""Characters of a path in the name of its module, so that no two files share one."""
 
 
 def home_of(path: Path) -> tuple[Path, list[str]]:
