@@ -21,6 +21,11 @@ PACKED = ".xz"
 """Ending of a compressed file of a finished run; every reader takes it as it is."""
 
 
+def expanded(name: str) -> Path:
+    """The path that a user wrote, in which ``~`` stands for a home; a home that does not exist stays as it is."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111  # Path.expanduser raises where there is no home
+
+
 def stored(path: Path) -> Path:
     """``path``, or the same file compressed by ``xz`` if only that is there."""
     packed = path.with_name(path.name + PACKED)
@@ -85,8 +90,7 @@ def remove_unfinished(path: Path) -> None:
 def cache_folder() -> Path:
     """The folder for what later processes need not find out again, and anybody may delete; relative without a home."""
     chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    home = os.path.expanduser("~/.cache")  # noqa: PTH111  # it never raises, also where there is no home
-    return (chosen if chosen.is_absolute() else Path(home)) / "attnbench"
+    return (chosen if chosen.is_absolute() else expanded("~/.cache")) / "attnbench"
 
 
 def write_output(path: Path, content: str | bytes) -> None:

@@ -25,6 +25,7 @@ from attnbench.results.frame.settings import (
     Setting,
     chosen_length,
     compared,
+    of_length,
     only_length,
     records,
     settings,
@@ -59,35 +60,47 @@ def draw_catalogue(frame: pd.DataFrame, *, n: int | None = None, whole: pd.DataF
     """Draw a line for each label, grouped by family, and panels for time, peak memory, error and decoding.
 
     Rows that were measured differently get separate lists, the layer and the forward pass first. By default ``n`` is
-    the longest of the lengths with most labels. Raises UsageError if a length or value has no rows, and NothingToDraw
-    if no time or memory was measured.
+    the longest of the lengths with most measured labels, at which errors and decoding are shown too, if they were
+    measured there. Raises UsageError if a length or value has no rows, and NothingToDraw if no time or memory was
+    measured.
     """
     only_on_a_page("catalogue")
     whole = frame if whole is None else whole
     every = timed(frame)
     prefer = {"level": ("layer", "operator", "model"), "pass": ("forward", "training")}
-    found = [one for one in settings(every[every["pass"] != "decode"], prefer) if len(one.ok)]
+    listed = of_length(every[every["pass"] != "decode"], n, "rows")
+    found = [one for one in settings(listed, prefer) if len(one.ok)]
     if not found:
         raise NothingToDraw("; ".join(failures(every)) or "no time or memory was measured")
     steps = every[every["pass"] == "decode"]
-    lists = [_list(setting, n, whole, steps) for setting in found[:PANELS]]
+    lists = [_list(setting, whole, steps) for setting in found[:PANELS]]
     rows = pd.concat([one.rows for one in lists])
-    errors = compared(whole)
+    marks = dict(zip(dict.fromkeys(pd.concat([one.errors for one in lists])["inputs"]), MARKS, strict=False))
     notes = [
-        note_on_errors([panel for one in lists for panel in one.panels], errors),
+        note_on_errors(lists, marks),
+        *dict.fromkeys(f"One token{at}." for one in lists if (at := one.at_another(one.steps))),
         own_form_note(rows["label"]),
         "Each panel has a scale of its own; bars are 95 % intervals, where they are wider than the mark.",
         *(f"Not measured — {line}" for line in failures(rows, at_n=False)),
         without_room(found),
     ]
-    return _draw(lists, where(rows, only_length(rows)), notes)
+    return _draw(lists, marks, where(rows, only_length(rows)), notes)
 
 
 @dataclass(frozen=True)
 class _VariantList:
     heading: str
     rows: pd.DataFrame
-    panels: Sequence[ColumnPanel]
+    errors: pd.DataFrame
+    steps: pd.DataFrame
+
+    def panels(self, marks: Mapping[str, str]) -> list[ColumnPanel]:
+        return [*cost(self.rows), *error(self.errors, marks), *decoding(self.steps)]
+
+    def at_another(self, rows: pd.DataFrame) -> str:
+        """``, at n = 512`` if these rows beside the list are of that length, and the list is of another."""
+        at = only_length(rows)
+        return f", at n = {at}" if len(rows) and at != only_length(self.rows) else ""
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -101,27 +114,36 @@ class _VariantList:
         ]
 
 
-def _list(setting: Setting, n: int | None, frame: pd.DataFrame, steps: pd.DataFrame) -> _VariantList:
-    counts = setting.rows.groupby("seq_len")["label"].nunique()
-    n = chosen_length(n, counts, "rows")
+def _list(setting: Setting, frame: pd.DataFrame, steps: pd.DataFrame) -> _VariantList:
+    n = chosen_length(None, setting.ok.groupby("seq_len")["label"].nunique(), "rows")
     rows = setting.rows[setting.rows["seq_len"] == n].drop_duplicates("label", keep="last")
-    errors, steps = compared(same_run(frame, setting)), same_run(steps, setting)
-    panels = cost(rows)
-    panels += error(named_as(alike(errors, setting).rows, rows["label"])) if len(errors) else []
-    panels += decoding(named_as(alike(steps, setting).rows, rows["label"])) if len(steps) else []
-    return _VariantList(setting.about, rows, panels)
+    run = compared(same_run(frame, setting)), same_run(steps, setting)
+    errors, steps = (named_as(_beside(setting, some, n), rows["label"]) for some in run)
+    return _VariantList(setting.about, rows, errors, steps)
 
 
-def _draw(lists: Sequence[_VariantList], about: Sequence[str], notes: Sequence[str]) -> Figure:
+def _beside(setting: Setting, rows: pd.DataFrame, n: int) -> pd.DataFrame:
+    """The rows that are most like a setting, at the length ``n`` if one was measured there."""
+    if rows.empty:
+        return rows
+    found = alike(rows, setting)
+    counts = (found.ok if len(found.ok) else found.rows)["seq_len"].value_counts()
+    at = n if n in counts else chosen_length(None, counts, "rows")
+    return found.rows[found.rows["seq_len"] == at]
+
+
+def _draw(
+    lists: Sequence[_VariantList], marks: Mapping[str, str], about: Sequence[str], notes: Sequence[str]
+) -> Figure:
     rooms = [_STEP * len(one.lines) + _HEAD for one in lists]
     title = cheapest([Setting(one.rows, about=one.heading) for one in lists], {}) or "Every variant"
     page = new_page(title, about, notes, width=9.6, room=stacked(rooms, [one.heading for one in lists]))
     for part, one in zip(page.parts([one.heading for one in lists], rooms), lists, strict=True):
-        _draw_list(part, one)
+        _draw_list(part, one, one.panels(marks))
     return page.figure
 
 
-def _draw_list(page: Page, one: _VariantList) -> None:
+def _draw_list(page: Page, one: _VariantList, panels: Sequence[ColumnPanel]) -> None:
     lines = one.lines
     tall = _STEP * len(lines)
     bottom = page.top - 0.42 - tall
@@ -135,8 +157,8 @@ def _draw_list(page: Page, one: _VariantList) -> None:
         if not label:
             names.plot([0.04], [row + 0.5], "s", color=palette().family(family), markersize=5)
     room = page.right - page.left - width - 0.12  # half of the last tick's number
-    wide = (room - _GAP * (len(one.panels) - 1)) / max(1, len(one.panels))
-    for place, panel in enumerate(one.panels):
+    wide = (room - _GAP * (len(panels) - 1)) / max(1, len(panels))
+    for place, panel in enumerate(panels):
         _draw_panel(page, (page.left + width + place * (wide + _GAP), bottom, wide, tall), panel, lines)
 
 
@@ -182,7 +204,7 @@ def _draw_line(ax: Axes, y: float, panel: ColumnPanel, label: str, colour: str) 
         ax.text(0.01, y, panel.words[label], transform=ax.get_yaxis_transform(), bbox=box, **faint)
 
 
-MARKS = ("o", "s", "^", "D")
+MARKS = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
 
 
 @dataclass(frozen=True)
@@ -242,14 +264,15 @@ def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]
     }
 
 
-def error(rows: pd.DataFrame) -> list[ColumnPanel]:
-    """The panel of the relative error, with a marker for each of the inputs."""
+def error(rows: pd.DataFrame, marks: Mapping[str, str]) -> list[ColumnPanel]:
+    """The panel of the relative error, with the marker that each of the inputs has."""
     if rows.empty:
         return []
     values: dict[str, list[tuple[float, str, bool]]] = {}
     words: dict[str, str] = {}
     lines = []
-    for mark, (_, part) in zip(MARKS, rows.groupby("inputs", sort=False), strict=False):
+    for inputs, part in rows[rows["inputs"].isin(marks)].groupby("inputs", sort=False):
+        mark = marks[str(inputs)]
         for row in records(part, "label", "rel_error", "error_kind"):
             label, error = row["label"], row["rel_error"]
             if row["error_kind"] == "learned":
@@ -267,13 +290,14 @@ def error(rows: pd.DataFrame) -> list[ColumnPanel]:
     return [ColumnPanel("relative error", values, plain, 10, {}, words, lines)]
 
 
-def note_on_errors(panels: Sequence[ColumnPanel], rows: pd.DataFrame) -> str:
-    """The meaning of the error markers; empty without errors."""
-    if not any(panel.title == "relative error" for panel in panels):
+def note_on_errors(lists: Sequence[_VariantList], marks: Mapping[str, str]) -> str:
+    """The meaning of the error markers, and the inputs that have none; empty without errors."""
+    if not marks:
         return ""
-    marks = {"o": "circles", "s": "squares", "^": "triangles", "D": "diamonds"}
-    said = ", ".join(f"{marks[m]} {name}" for m, name in zip(MARKS, dict.fromkeys(rows["inputs"]), strict=False))
+    said = ", ".join(f"{MARKS[mark]} {name}" for name, mark in marks.items())
+    at = "".join(dict.fromkeys(at for one in lists if (at := one.at_another(one.errors))))
+    others = dict.fromkeys(name for one in lists for name in one.errors["inputs"] if name not in marks)
     return (
-        f"Error: {said}; dotted: answering mean(V); hollow: the distance of another operator, which is no error; "
+        f"Error{at}: {said}; dotted: answering mean(V); hollow: the distance of another operator, which is no error; "
         "arrow: beyond the scale; learned: nothing was fitted."
-    )
+    ) + f" Not drawn, for want of marks: {', '.join(others)}." * bool(others)

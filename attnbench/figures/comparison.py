@@ -16,7 +16,7 @@ from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import TEXT_SIZE, Look, in_style, look
 from attnbench.figures.kit.ticks import halves, length, log_axis, padded, plain, trimmed
 from attnbench.results.frame.marks import OWN_FORM, by_host
-from attnbench.results.frame.words import own_form_note
+from attnbench.results.frame.words import own_form_note, reason_of
 from attnbench.units import format_seconds
 
 
@@ -38,10 +38,10 @@ def draw_comparison(frame: pd.DataFrame, *, crossovers: Sequence[Mapping[str, An
     hows = {label: look(colours[turn % len(colours)], turn // len(colours)) for turn, label in enumerate(labels)}
     crossed = {names[one["b"]]: one for one in crossovers if names[one["a"]] == base and one["seq_len"] is not None}
     notes = [f"Bars and bands: 95 % intervals. Below the line at 1 a variant is faster than {base}."]
-    notes += [own_form_note(names.values()), *_failures(frame), *_withheld(frame)]
+    notes += [own_form_note(names.values()), *_failures(frame), *_withheld(frame[frame["a"] == base])]
     notes += _launches(frame)
     if crossed:
-        notes.append("Upright strips: intervals of the lengths from which on the other one is faster.")
+        notes.append("Upright strips: intervals of the lengths from which on the other of the two is faster.")
     said = {label: f"crosses at {plain(round(one['seq_len']))}" for label, one in crossed.items()}
     page, key = key_beside((_title(frame, base, crossed), about), notes, labels, said, 3.6)
     tall = (page.top - page.bottom - 0.45 - 0.2) / 2
@@ -76,7 +76,9 @@ def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, An
     for label, rows in judged[judged["a"] == base].groupby("b", sort=False):
         verdicts = set(rows["verdict"])
         if str(label) in crossed:
-            words = f"overtaken from n = {plain(round(crossed[str(label)]['seq_len']))} on by"
+            first = next((one for one in rows.sort_values("seq_len")["verdict"] if one in ("faster", "slower")), "")
+            since = f"from n = {plain(round(crossed[str(label)]['seq_len']))} on"
+            words = f"faster {since} than" if first == "slower" else f"overtaken {since} by"
         elif len(verdicts) == 1 and verdicts <= {"faster", "slower"}:
             words = f"{verdicts.pop()} than"
         elif verdicts & {"faster", "slower"}:
@@ -102,9 +104,8 @@ def _sides(frame: pd.DataFrame, *names: str) -> pd.DataFrame:
 def _failures(frame: pd.DataFrame) -> list[str]:
     failed = _sides(frame, "status", "reason").query("status != 'ok'").drop_duplicates(["n", "label"])
     return [
-        f"{label}: {status} at n = {', '.join(map(str, sorted(part['n'])))}" + f" — {reason}" * bool(reason)
+        f"{label}: {status} at n = {', '.join(map(str, sorted(part['n'])))}{reason_of(part)}"
         for (label, status), part in failed.groupby(["label", "status"], sort=False)
-        for reason in [part["reason"].iloc[0]]
     ]
 
 
@@ -117,10 +118,14 @@ def _launches(frame: pd.DataFrame) -> list[str]:
     return [*(f"Launch {line}" for line in lines), *said]
 
 
-def _withheld(frame: pd.DataFrame) -> list[str]:
-    doubtful = frame[frame["verdict"] == "withheld"]
-    lengths = ", ".join(map(str, sorted(set(doubtful["seq_len"]))))
-    return [f"No verdict at n = {lengths}: {doubtful['withheld'].iloc[0]}."] if lengths else []
+def _withheld(beside: pd.DataFrame) -> list[str]:
+    lines, doubtful = [], beside[beside["verdict"] == "withheld"]
+    for reason, part in doubtful.groupby("withheld", sort=False) if len(doubtful) else ():
+        lengths = sorted(set(part["seq_len"]))
+        some = len(part) < int(beside["seq_len"].isin(lengths).sum())
+        on = f" on {', '.join(dict.fromkeys(part['b']))}" * some
+        lines.append(f"No verdict{on} at n = {', '.join(map(str, lengths))}: {reason}.")
+    return lines
 
 
 def _of(frame: pd.DataFrame, label: str) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.error_lines import Curve, Panel, at_length, panels_of
+from attnbench.figures.error_lines import Curve, Panel, at_one_length, panels_of
 from attnbench.figures.kit.legend import STEP, count_lines, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width, wrap
 from attnbench.figures.kit.palette import palette
@@ -20,7 +20,7 @@ from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, in_style, l
 from attnbench.figures.kit.ticks import log_axis, padded, plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
-from attnbench.results.frame.settings import PANELS, compared, only_length, settings, without_room
+from attnbench.results.frame.settings import PANELS, compared, of_length, only_length, settings, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 from attnbench.units import format_number
 
@@ -41,13 +41,13 @@ def draw_error(
     mean(V) and the oracles. A note names exact methods, other operators and unfitted methods, which are left out. Rows
     that were measured differently get separate panels.
 
-    Defaults: ``n`` is the longest of the lengths with most rows, ``inputs`` of the first panel those with most rows,
-    ``option`` each variant's most varied number. Raises UsageError if one of these has no rows, and NothingToDraw
+    Defaults: ``n`` is the longest of the lengths with most measured rows, ``inputs`` of the first panel those with most
+    rows, ``option`` each variant's most varied number. Raises UsageError if one of these has no rows, and NothingToDraw
     without an approximation, or with its error at one setting only.
     """
-    every = compared(frame)
+    every = of_length(compared(frame), n, "error rows")
     found = settings(every, {"level": ("operator",)})
-    shown = [(setting.about, at_length(setting.rows, n)) for setting in found[:PANELS]]
+    shown = [(setting.about, at_one_length(setting)) for setting in found[:PANELS]]
     panels = [panel for about, rows in shown for panel in panels_of(about, rows, inputs, option)]
     if not panels:
         raise NothingToDraw("; ".join(failures(every)) or f"needs {NEEDS}")
@@ -137,14 +137,17 @@ def _trivial() -> dict[str, Any]:
 
 
 def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]]) -> None:
-    x = sorted({value for line in panel.lines for value in line.x if math.isfinite(value)})
+    values = {value for line in panel.lines for value in line.x if math.isfinite(value)}
+    zero = min((value for value in values if value), default=2.0) / 2  # its place on a log scale
+    x = sorted(value or zero for value in values)
     y = [value for line in panel.lines for value in (*line.y, *(error for error, _ in line.beside.values()))]
     apart = max(0.3 * math.log2(x[-1] / x[0]), 3 * _HALF) if panel.beside else 0.0
     columns = {inputs: x[-1] * 2 ** (apart * place) for place, inputs in enumerate(panel.beside, start=1)}
     names = {at: inputs for inputs, at in columns.items()}
+    told = {zero: "0", **names}
     ticks = [*(x if len(x) <= _TICKS else x[:: -(-len(x) // _TICKS)]), *names]
     limits = padded([*x, *names], share=0.07 if names else 0.04)
-    log_axis(ax, "x", limits, at=ticks, most=len(ticks), text=lambda value: names.get(value) or plain(value))
+    log_axis(ax, "x", limits, at=ticks, most=len(ticks), text=lambda value: told.get(value) or plain(value))
     log_axis(
         ax, "y", padded([*y, *panel.trivial.values(), *panel.beside.values()], share=0.07, least=4), base=10, most=6
     )
@@ -156,7 +159,7 @@ def _panel(ax: Axes, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]]
             mark(ax.axhline(line.y[0], **how), line.rows, main=True)
             continue
         order = np.argsort(line.x, kind="stable")
-        at, error = np.asarray(line.x)[order], np.asarray(line.y)[order]
+        at, error = np.asarray([value or zero for value in line.x])[order], np.asarray(line.y)[order]
         std = np.nan_to_num(np.asarray(line.std, dtype=float)[order])
         # On a log axis a bar down to zero would never end.
         down = np.minimum(std, error * 0.9)

@@ -22,7 +22,7 @@ from attnbench.results.frame.label_options import (
     without_logit_std,
     written,
 )
-from attnbench.results.frame.settings import chosen_length
+from attnbench.results.frame.settings import Setting, chosen_length
 from attnbench.results.frame.words import bare
 
 ORACLES = ("oracle-lowrank", "oracle-topk")
@@ -78,9 +78,10 @@ def panels_of(heading: str, rows: pd.DataFrame, inputs: str | None, option: str 
     return panels
 
 
-def at_length(rows: pd.DataFrame, n: int | None) -> pd.DataFrame:
-    """The rows of one length, by default the longest of those with most rows; UsageError if there are none."""
-    return rows[rows["seq_len"] == chosen_length(n, rows["seq_len"].value_counts(), "error rows")]
+def at_one_length(setting: Setting) -> pd.DataFrame:
+    """The rows of the longest of the lengths with most measured rows."""
+    measured = setting.ok if len(setting.ok) else setting.rows
+    return setting.rows[setting.rows["seq_len"] == chosen_length(None, measured["seq_len"].value_counts(), "rows")]
 
 
 def _inputs(rows: pd.DataFrame, wanted: str | None) -> str:
@@ -100,7 +101,8 @@ def over_option(
     names: dict[str, list[str]] = {}
     known: set[str] = set()
     for variant, part in rows.groupby("variant", sort=False):
-        varying = varying_numbers(options[label] for label in part["label"])
+        scaled = {label: _scaled(options[label]) for label in part["label"]}
+        varying = varying_numbers(scaled.values())
         known |= set(varying)
         name = next((one for one in varying if wanted in (None, one)), None)
         if name is None and variant not in ORACLES:
@@ -110,14 +112,13 @@ def over_option(
         told = [key for key in differing([options[label] for label in part["label"]]) if key != name]
         columns = ["label", "family", "rel_error", "rel_error_std"]
         for row, label, family, error, std in part[columns].itertuples():
-            own = options[label]
-            rest = ", ".join(_told(key, own) for key in told)
-            value = own.get(name) if name is not None else math.nan
-            if name is not None and not is_number(value):
+            rest = ", ".join(_told(key, options[label]) for key in told)
+            value = math.nan if name is None else scaled[label].get(name)
+            if value is None:
                 continue
             title = str(label) if name is None else f"{bare(str(variant), label)} {rest}".rstrip()
             line = lines.setdefault(title, Curve(title, str(family), str(variant)))
-            line.x.append(float(value))  # type: ignore[arg-type]  # is_number was asked
+            line.x.append(value)
             line.y.append(error)
             line.std.append(std)
             line.rows.append(row)
@@ -129,6 +130,11 @@ def over_option(
         return [], ""
     axis = "; ".join(f"{name} ({', '.join(variants)})" if len(names) > 1 else name for name, variants in names.items())
     return list(lines.values()), axis
+
+
+def _scaled(options: Mapping[str, Any]) -> dict[str, float]:
+    """The options with a place on a log scale, on which 0 gets one at the left end."""
+    return {name: float(value) for name, value in options.items() if is_number(value) and value >= 0}
 
 
 def _told(name: str, options: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
 from attnbench.results.frame.contenders import pareto
 from attnbench.results.frame.marks import OWN_FORM
-from attnbench.results.frame.words import own_form_note
+from attnbench.results.frame.words import own_form_note, reason_of
 from attnbench.units import format_bytes, format_seconds
 
 _NAMED = {"error": "an error", "score": "a score"}
@@ -143,7 +143,6 @@ def _failures(frame: pd.DataFrame) -> list[str]:
     lines = []
     for (variant, status), part in failed.groupby(["variant", "status"], sort=False):
         values = ", ".join(f"{value:.0f}" for value in part["value"] if pd.notna(value))
-        reason = part["reason"].iloc[0]
         where = f" at {part['knob'].iloc[0]} = {values}" if values else ""
-        lines.append(f"{variant}: {status}{where}" + (f" — {reason}" if reason else ""))
+        lines.append(f"{variant}: {status}{where}{reason_of(part)}")
     return lines

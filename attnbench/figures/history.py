@@ -42,7 +42,8 @@ def draw_history(frame: pd.DataFrame, metric: str, *, unit: str = "s", about: st
     }
     notes = ["A ring: from here on it is another value, beyond the joint 95 % interval of all cells and runs."]
     notes += [f"Without room: {len(cells) - _MOST} more cells."] if len(cells) > _MOST else []
-    title = f"{quantity(len(changes), 'change')} of {metric} in {len(runs)} runs"
+    count = sum(int((part["change"] != "").sum()) for part in cells)
+    title = f"{quantity(count, 'change')} of {metric} in {len(runs)} runs"
     page, key = key_beside((title, about), notes, hows, said, 3.4)
     left, right = page.left + 0.7, page.right
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.45)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, no_room, winners
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.score_lines import ScorePanel, at_the_end, bars, draw_lines, draw_with_bars, line_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.results.frame.scored import Problem, about, by_training, hidden_options, left_out, problems
@@ -52,7 +52,7 @@ def draw_lengths(rows: pd.DataFrame) -> Figure:
         ax.set_xlabel("length of the test (log2 scale)")
         ax.axvline(trained_at[panel.heading], color=palette().faint, lw=0.9, ls=":", zorder=1.4)
 
-    best = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in panels])
+    best = winners(list(map(at_the_end, panels)))
     title = f"Highest score at the longest test: {best}"
     return draw_lines(title, about(rows, found), notes, panels, "score", scale, draw_with_bars)
 
@@ -66,12 +66,6 @@ def _panel(training: Problem, tests: list[Problem], names: Mapping[str, str]) ->
     for one in tests:
         for part in one.parts:
             found.setdefault(part.label, []).append((_length(one), part))
-    lines = [_line(names[label], points) for label, points in found.items()]
+    lines = [line_of(names[label], points) for label, points in found.items()]
     lines.sort(key=lambda line: (-line.x[-1], -line.y[-1], line.name))
     return ScorePanel(training.heading, tuple(lines), () if tests[0].chance is None else (("chance", tests[0].chance),))
-
-
-def _line(name: str, points: list[tuple[float, Summary]]) -> ScoreLine:
-    mean = tuple(part.over_seeds.mean for _, part in points)
-    low, high = zip(*(ends_of(part) for _, part in points), strict=True)
-    return ScoreLine(name, points[0][1].family, tuple(x for x, _ in points), mean, low, high)

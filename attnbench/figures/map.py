@@ -15,14 +15,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnbench.errors import UsageError
-from attnbench.figures.error_lines import ORACLES, at_length, differing
+from attnbench.figures.error_lines import ORACLES, at_one_length, differing
 from attnbench.figures.kit.heat import Heat, draw_colour_key, draw_heat
 from attnbench.figures.kit.page import NothingToDraw, narrow, new_page, shorten
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.label_options import is_number, most_peaked, options_of, varying_numbers, written
-from attnbench.results.frame.settings import PANELS, compared, only_length, settings, without_room
+from attnbench.results.frame.settings import PANELS, compared, of_length, only_length, settings, without_room
 from attnbench.results.frame.words import bare, failures, own_form_note, where
 
 NEEDS = "errors at two sizes and two logit_std"
@@ -46,19 +46,21 @@ def draw_map(frame: pd.DataFrame, *, n: int | None = None, variant: str | None =
     """Draw heat maps: size upwards, standard deviation of the logits to the right, panels by further options.
 
     A cell's number is the relative error; its colour compares it with mean(V) on the same inputs. Rows that were
-    measured differently get separate panels. By default ``n`` is the longest of the lengths with most rows, and
-    ``variant`` the one with most. Raises UsageError if these have no rows, and NothingToDraw without errors at two
+    measured differently get separate panels. By default ``n`` is the longest of the lengths with most measured rows,
+    and ``variant`` the one with most. Raises UsageError if these have no rows, and NothingToDraw without errors at two
     sizes and two standard deviations.
     """
     rows = compared(frame)
     known = _mapped(rows)
     if variant is not None and variant not in known:
         raise UsageError(f"no map of {variant!r} in these rows; there are: {', '.join(known) or 'none'}")
+    rows = of_length(rows[rows["variant"].isin([variant] if variant else known)], n, "error rows")
+    known = _mapped(rows)
     if not known:
         raise NothingToDraw(f"needs {NEEDS}")
-    variant = variant or known[0]
+    variant = known[0]
     found = settings(rows[rows["variant"] == variant], {"level": ("operator",)})
-    shown = [at_length(one.rows, n).assign(_setting=one.name) for one in found[:PANELS]]
+    shown = [at_one_length(one).assign(_setting=one.name) for one in found[:PANELS]]
     rows = pd.concat(shown)
     options = options_of(rows)
     varying = varying_numbers(options.values())

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw
-from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, draw_plain
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, draw_plain, least_last
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded
 from attnbench.measure.status import Status
@@ -55,7 +55,7 @@ def draw_own_error(rows: pd.DataFrame) -> Figure:
         own_form_note(names),
         without_room(found),
     ]
-    error, name, of = max((line.y[-1], line.name, panel.heading) for panel in panels for line in panel.lines)
+    error, name, of = max((max(line.y), line.name, panel.heading) for panel in panels for line in panel.lines)
     title = f"Largest error against the own formula: {name}, {format_number(error, 2)} roundings ({of})"
     values = [
         y for panel in panels for line in panel.lines for y in (*line.y, *(y for _, ys in line.single for y in ys))
@@ -82,7 +82,7 @@ def _panel(setting: Setting, names: Mapping[str, str], column: str) -> ScorePane
         behind = ((x, late),) if column == "own_error" else ()
         lines.append(ScoreLine(names[str(label)], str(part["family"].iloc[0]), x, y, y, y, behind))
     heading = ", ".join(filter(None, (setting.name or setting.rows["dtype"].iloc[0], _COLUMNS[column])))
-    return ScorePanel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+    return ScorePanel(heading, tuple(sorted(lines, key=least_last)), ())
 
 
 def _scale(values: list[float], lengths: list[int], ax: Axes, panel: ScorePanel) -> None:

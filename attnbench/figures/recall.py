@@ -7,13 +7,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, no_room, winners
-from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, bars, draw_lines, draw_with_bars, ends_of
+from attnbench.figures.kit.score_lines import ScorePanel, bars, draw_lines, draw_with_bars, line_of
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import log_axis, padded, trimmed
-from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.scored import Problem, about, hidden_options, left_out, problems
 from attnbench.results.frame.settings import PANELS
-from attnbench.results.frame.words import own_form_note
+from attnbench.results.frame.words import bare, own_form_note
 from attnbench.results.intervals import Summary
 from attnbench.units import format_bytes
 
@@ -55,22 +54,14 @@ def draw_recall(rows: pd.DataFrame) -> Figure:
 
 
 def _panel(one: Problem) -> ScorePanel:
-    variants: dict[str, list[Summary]] = {}
-    for part in one.parts:
+    variants: dict[str, list[tuple[float, Summary]]] = {}
+    for part in sorted(one.parts, key=lambda part: (_kept(part), part.label)):
         if _kept(part) > 0:
-            variants.setdefault(part.variant + OWN_FORM * part.label.endswith(OWN_FORM), []).append(part)
-    lines = sorted((_line(name, parts) for name, parts in variants.items()), key=lambda line: (-max(line.y), line.name))
+            variants.setdefault(bare(part.variant, part.label), []).append((_kept(part), part))
+    lines = sorted((line_of(*each) for each in variants.items()), key=lambda line: (-max(line.y), line.name))
     levels = [("chance", one.chance)] if one.chance is not None else []
     levels += [("identity", one.no_mixing.over_seeds.mean)] if one.no_mixing else []
     return ScorePanel(one.heading, tuple(lines), tuple(levels))
-
-
-def _line(name: str, parts: list[Summary]) -> ScoreLine:
-    parts = sorted(parts, key=lambda part: (_kept(part), part.label))
-    mean = tuple(part.over_seeds.mean for part in parts)
-    ends = [ends_of(part) for part in parts]
-    low, high = zip(*ends, strict=True)
-    return ScoreLine(name, parts[0].family, tuple(map(_kept, parts)), mean, low, high)
 
 
 def _scale(ax: Axes, panel: ScorePanel) -> None:

@@ -93,7 +93,9 @@ def draw_scaling(frame: pd.DataFrame, *, overlay: str | Path | None = None) -> F
         without_room(found),
     ]
     rooms = [
-        narrow_room(heading) + _table_height(drawn) if narrow() else max(4.2, 0.5 + 0.16 * len(drawn))
+        narrow_room(heading) + _table_height(drawn)
+        if narrow()
+        else max(4.2, 0.5 + 0.16 * _rows(drawn, _names_beside(drawn), 0.0))
         for heading, drawn in panels
     ]
     headings = [heading for heading, _ in panels]

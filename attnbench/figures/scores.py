@@ -138,7 +138,7 @@ def _panel(
     column = max(text_width(text, size) for lines in named for text, size in lines) + 0.03
     row, heading = _row_of(named), _heading(one, wide)
     tall, head = row * len(parts), page.top - _HEADING * (len(heading) - 1)
-    page.write(page.left, page.top - 0.02, "\n".join(heading), va="top", fontsize=TEXT_SIZE, fontweight="bold")
+    page.write_heading("\n".join(heading))
     left, right = page.left + column + 0.06, page.right - _SAID
     ax = page.axes(left, bottom, right - left, tall)
     ax.set_xlim(*limits)

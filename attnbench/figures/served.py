@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, draw_plain
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, at_the_end, draw_lines, draw_plain, least_last
 from attnbench.figures.kit.style import in_style
 from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.measure.status import Status
@@ -66,7 +66,7 @@ def draw_served(rows: pd.DataFrame) -> Figure:
         n = f", n = {length(int(one.rows['_n'].iloc[0]))}" if kind.x != "seq_len" else ""
         heading = ", ".join(filter(None, (kind.words + n, one.name)))
         lines = [_line(names[str(label)], kind, part) for label, part in one.rows.groupby("label", sort=False)]
-        panels.append(ScorePanel(heading, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ()))
+        panels.append(ScorePanel(heading, tuple(sorted(lines, key=least_last)), ()))
         kinds[heading] = kind
     notes = [
         "Medians. Names from the smallest number at the right up.",
@@ -75,7 +75,7 @@ def draw_served(rows: pd.DataFrame) -> Figure:
         without_room([one for _, one in found]),
     ]
     first = [panel for panel in panels if kinds[panel.heading] is kinds[panels[0].heading]]
-    least = winners([[(line.y[-1], line.name) for line in panel.lines] for panel in first], largest=False)
+    least = winners(list(map(at_the_end, first)), largest=False)
     title = f"Least time, {kinds[panels[0].heading].words}: {least}"
     return draw_lines(title, where(every, None), notes, panels, "", partial(_scale, kinds), draw_plain)
 

@@ -176,9 +176,9 @@ def _draw(panels: Sequence[_Shares], names: Mapping[str, str], about: Sequence[s
 
 
 def _title(panel: _Shares, names: Mapping[str, str]) -> str:
-    above = [names[one.label] for one in panel.shares if math.isfinite(one.half())]
-    longest = length(max(one.n[-1] for one in panel.shares))
-    return f"Attention is over half of the time at n = {longest} with {', '.join(above) or 'no variant'}"
+    longest = max(one.n[-1] for one in panel.shares)
+    above = [names[one.label] for one in panel.shares if one.n[-1] == longest and one.part[-1] >= 0.5]
+    return f"Attention is over half of the time at n = {length(longest)} with {', '.join(above) or 'no variant'}"
 
 
 def _block(page: Page, panel: _Shares, names: Mapping[str, str], look: Mapping[str, Look]) -> None:

@@ -12,14 +12,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.error_lines import at_length
+from attnbench.figures.error_lines import at_one_length
 from attnbench.figures.kit.page import NothingToDraw, winners
-from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, linear_x
+from attnbench.figures.kit.score_lines import ScoreLine, ScorePanel, draw_lines, least_last, linear_x
 from attnbench.figures.kit.style import Look, in_style
 from attnbench.figures.kit.ticks import linear_ticks
 from attnbench.measure.status import Status
 from attnbench.results.frame import marks
-from attnbench.results.frame.settings import PANELS, Setting, compared, only_length, settings, without_room
+from attnbench.results.frame.settings import PANELS, Setting, compared, of_length, only_length, settings, without_room
 from attnbench.results.frame.words import failures, short_names, where
 
 NEEDS = "errors of pass generate"
@@ -32,17 +32,16 @@ def draw_steps(frame: pd.DataFrame, *, n: int | None = None) -> Figure:
     """Draw the relative error of new tokens against their number, in a panel for each input.
 
     A note names exact methods, which are left out. Rows that were measured differently get separate panels. ``n`` is
-    the prompt's length; by default the longest of those with most rows. Raises NothingToDraw without an error of steps.
+    the prompt's length; by default the longest of those with most rows. Raises UsageError if it has no rows, and
+    NothingToDraw without an error of steps.
     """
     rows = compared(frame)
-    drawn = rows[_has_steps(rows) & (rows["error_kind"] != "exact")]
-    if n is not None:
-        drawn = drawn[drawn["seq_len"] == n]
+    drawn = of_length(rows[_has_steps(rows) & (rows["error_kind"] != "exact")], n, "errors of steps")
     if drawn.empty:
         raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
     found = settings(drawn, also_same=("inputs",))
     names, hidden = short_names(drawn)
-    shown = [replace(setting, rows=at_length(setting.rows, n)) for setting in found[:PANELS]]
+    shown = [replace(setting, rows=at_one_length(setting)) for setting in found[:PANELS]]
     panels = [_panel(setting, names) for setting in shown]
     exact = rows.loc[_has_steps(rows) & (rows["error_kind"] == "exact"), "label"]
     notes = [
@@ -71,7 +70,7 @@ def _panel(setting: Setting, names: Mapping[str, str]) -> ScorePanel:
         _line(row, names[str(row["label"])] + marks.NO_ERROR * (row["error_kind"] == "distance"))
         for _, row in setting.rows.iterrows()
     ]
-    return ScorePanel(setting.about, tuple(sorted(lines, key=lambda line: (line.y[-1], line.name))), ())
+    return ScorePanel(setting.about, tuple(sorted(lines, key=least_last)), ())
 
 
 def _line(row: pd.Series, name: str) -> ScoreLine:

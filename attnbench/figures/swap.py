@@ -159,20 +159,15 @@ def _hows(found: Sequence[SwapLine]) -> dict[str, Look]:
 
 
 def _axes(page: Page, count: int) -> list[Axes]:
-    if narrow():
-        tall = (page.top - page.bottom) / count
-        return [
-            page.axes(
-                page.left + _LEFT,
-                page.top - (place + 1) * tall + _BELOW,
-                page.right - page.left - _LEFT,
-                tall - _BELOW - _ABOVE,
-            )
-            for place in range(count)
-        ]
-    wide, tall = (page.right - page.left) / count, page.top - page.bottom - _BELOW - _ABOVE
+    columns, margin = (1, 0.0) if narrow() else (count, 0.1)
+    wide, tall = (page.right - page.left) / columns, (page.top - page.bottom) * columns / count
     return [
-        page.axes(page.left + place * wide + _LEFT, page.bottom + _BELOW, wide - _LEFT - 0.1, tall)
+        page.axes(
+            page.left + place % columns * wide + _LEFT,
+            page.top - (place // columns + 1) * tall + _BELOW,
+            wide - _LEFT - margin,
+            tall - _BELOW - _ABOVE,
+        )
         for place in range(count)
     ]
 
@@ -191,7 +186,14 @@ def _by_step(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look], rows
     ax.set_xlabel("steps of training")
     ax.set_ylabel("loss, nats")
     ax.grid(axis="y")
-    ax.set_title("all layers replaced, and trained", loc="left")
+    ax.set_title(f"{_where(found)} replaced, and trained", loc="left")
+
+
+def _where(found: Sequence[SwapLine]) -> str:
+    places, *others = {line.replaced for line in found if line.label != UNTOUCHED} or {"all"}
+    if others:
+        return "several sets of layers"
+    return "all layers" if places == "all" else f"layer{'s' * ('+' in places)} {places.replace('+', ', ')}"
 
 
 def _damage(line: SwapLine) -> float | None:
@@ -220,7 +222,7 @@ def _by_error(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look]) -> 
         put(ticks, [plain(tick) for tick in ticks])
     ax.set_xlabel("error of a layer alone")
     _name_damage(ax, found)
-    ax.set_title("all layers replaced", loc="left")
+    ax.set_title(f"{_where(found)} replaced", loc="left")
     names, x, y = zip(*points, (ORIGINAL, 0.0, 0.0), strict=True)
     place_labels(ax, names, x, y, [0.5 * rcParams["lines.markersize"]] * len(names))
 

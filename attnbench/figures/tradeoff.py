@@ -29,15 +29,7 @@ from attnbench.figures.kit.bubbles import (
 )
 from attnbench.figures.kit.heights import BandLayout, arrange, draw_bands
 from attnbench.figures.kit.labels import place_labels, write_along
-from attnbench.figures.kit.page import (
-    NothingToDraw,
-    Page,
-    narrow,
-    narrow_room,
-    new_page,
-    shorten,
-    stacked,
-)
+from attnbench.figures.kit.page import NothingToDraw, Page, narrow, narrow_room, new_page, shorten, stacked, text_width
 from attnbench.figures.kit.palette import is_inline, palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
 from attnbench.figures.kit.ticks import halves, log_axis, padded, plain, trimmed
@@ -246,7 +238,7 @@ def _panel(
     _mark_spread(ax, layout)
     drawn = layout.points
     radii = draw_circles(ax, drawn, largest)
-    _mark_lines(ax, layout, lines)
+    _mark_lines(ax, layout, lines, width)
     texts = place_labels(ax, list(drawn["name"]), list(drawn["x"]), list(drawn["at"]), radii)
     for text, row in zip(texts, drawn.loc[drawn["name"] != "", "row"], strict=True):
         mark(text, [row])
@@ -258,7 +250,7 @@ def _keys(page: Page, points: pd.DataFrame, largest: float) -> None:
     draw_keys(page, list(points["family"]), largest, title, sizes)
 
 
-def _mark_lines(ax: Axes, layout: BandLayout, lines: Mapping[str, float]) -> None:
+def _mark_lines(ax: Axes, layout: BandLayout, lines: Mapping[str, float], width: float) -> None:
     """Draw errors without a speed: the oracles, and mean(V), which a useful method beats; or chance and no mixing."""
     if not (layout.points["kind"] == "measured").any():
         return
@@ -271,8 +263,9 @@ def _mark_lines(ax: Axes, layout: BandLayout, lines: Mapping[str, float]) -> Non
     for name, value in lines.items():
         if narrow():
             name = name.removesuffix(" trained on the same task")
-        words = f"{name}: {plain(float(f'{value:.3g}'))}" + "; no better below" * (name == TRIVIAL and not narrow())
-        write_along(ax, words, layout.height_of(value))
+        said = f": {plain(float(f'{value:.3g}'))}" + "; no better below" * (name == TRIVIAL and not narrow())
+        fitting = shorten(name, width - text_width(said, SMALL_SIZE) - 0.1, SMALL_SIZE)
+        write_along(ax, fitting + said, layout.height_of(value))
 
 
 def _mark_spread(ax: Axes, layout: BandLayout) -> None:

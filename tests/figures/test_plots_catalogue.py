@@ -138,3 +138,56 @@ def test_the_title_compares_rows_of_one_list(run: Any) -> None:
     title = draw_catalogue(run.table(rows)).texts[0].get_text()
     assert title.startswith("Fastest at n = 2k: variant-number-")
     assert "attention layer" in title
+
+
+def of_length(n: int, frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    return frame.assign(seq_len=n, kv_len=n, test_len=n, **columns)
+
+
+def dots(figure: Figure, title: str) -> list[tuple[str, float]]:
+    """Marker and value of each dot in the panels of this title, apart from those beyond the scale."""
+    panels = [ax for ax in figure.axes if ax.get_title(loc="left") == title]
+    lines = [line for ax in panels for line in ax.lines if line.get_zorder() == 3 and line.get_marker() not in "<>"]
+    return [(str(line.get_marker()), float(line.get_xdata()[0])) for line in lines]  # type: ignore[arg-type, index]
+
+
+def test_errors_and_decoding_are_of_the_same_length_as_the_times(frame: pd.DataFrame, figure: Figure) -> None:
+    beside = frame[frame["sweep"].isin(["decode", "error"])]
+    others = [
+        of_length(n, beside, time_median_s=9 * beside["time_median_s"], rel_error=9 * beside["rel_error"])
+        for n in (512, 8192)
+    ]
+    drawn = draw_catalogue(pd.concat([frame, *others], ignore_index=True))
+    for title in ("relative error", "one token", "its state"):
+        assert dots(drawn, title) == dots(figure, title)
+
+
+def test_errors_and_decoding_of_another_length_say_so(frame: pd.DataFrame, words: Words) -> None:
+    errors = frame["sweep"] == "error"
+    moved = pd.concat([frame[~errors], of_length(512, frame[errors])], ignore_index=True)
+    assert "Error, at n = 512: circles listops" in words(draw_catalogue(moved))
+    assert "Error: circles listops" in words(draw_catalogue(frame))
+    steps = frame["sweep"] == "decode"
+    moved = pd.concat([frame[~steps], of_length(512, frame[steps])], ignore_index=True)
+    assert "One token, at n = 512." in words(draw_catalogue(moved))
+
+
+def test_a_length_of_one_list_only_is_drawn_of_that(frame: pd.DataFrame, words: Words) -> None:
+    layers = frame[frame["sweep"] == "layers"]
+    other = of_length(512, layers, dtype="bfloat16")
+    assert "n = 512" in words(draw_catalogue(pd.concat([layers, other], ignore_index=True), n=512))
+
+
+def test_an_input_has_one_mark_in_all_lists(frame: pd.DataFrame) -> None:
+    listops = frame[frame["inputs"] != "gaussian:logit_std=1"].assign(run="a")
+    gaussian = frame[frame["inputs"] != "listops"].assign(run="b")
+    figure = draw_catalogue(pd.concat([listops, gaussian], ignore_index=True))
+    assert {mark for mark, _ in dots(figure, "relative error")} == {"o", "s"}
+
+
+def test_inputs_without_a_mark_are_named(frame: pd.DataFrame, words: Words) -> None:
+    errors = frame[frame["inputs"] == "listops"]
+    more = [errors.assign(inputs=f"gaussian:logit_std={std}") for std in (2, 4, 8)]
+    said = words(draw_catalogue(pd.concat([frame, *more], ignore_index=True)))
+    assert "diamonds gaussian:logit_std=4;" in said
+    assert "Not drawn, for want of marks: gaussian:logit_std=8." in said

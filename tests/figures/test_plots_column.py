@@ -113,3 +113,11 @@ def test_a_panel_of_scores_is_no_taller_for_long_names() -> None:
     tall = [ax.get_position().height * figure.get_size_inches()[1] for ax in panels]
     assert len(tall) > 4
     assert max(tall) <= 7 * 0.275 + 1e-6
+
+
+def test_the_name_of_a_line_that_is_too_long_is_cut_and_its_number_is_not(lra: pd.DataFrame) -> None:
+    errors = (lra["sweep"] == "error") & (lra["variant"] == "oracle-lowrank")
+    frame = lra.assign(label=lra["label"].mask(errors, "oracle-lowrank:rank=512,another=option,third=true"))
+    figure = column(frame, figures=["tradeoff"])["tradeoff"]
+    (said,) = [text.get_text() for ax in figure.axes for text in ax.texts if "oracle-lowrank:" in text.get_text()]
+    assert said.endswith("…: 0.21")

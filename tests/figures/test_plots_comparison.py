@@ -159,3 +159,46 @@ def test_the_title_says_nothing_of_a_variant_that_never_ran(words: Words) -> Non
     said = words(draw_comparison(compared(seconds), crossovers=[])).splitlines()
     assert "softmax is faster than linear" in said
     assert any(line.startswith("never: oom at n = 1024, 4096, 16384") for line in said)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_the_names_of_many_variants_stay_on_the_page(width: str, faults: Callable[[Figure], list[str]]) -> None:
+    rows = compared({f"variant-{k}": power(1e-6 * (1 + k), 1.0) for k in range(60)})
+    with laid_out(width):
+        assert faults(draw_comparison(rows[rows["a"] == "variant-0"], crossovers=[])) == []
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (("softmax", "linear"), "softmax is overtaken from n = 4000 on by linear"),
+        (("linear", "softmax"), "linear is faster from n = 4000 on than softmax"),
+    ],
+)
+def test_the_title_says_which_of_the_two_is_faster_beyond_the_crossover(
+    order: tuple[str, str], said: str, words: Words
+) -> None:
+    seconds = {"softmax": power(1e-9, 2.0), "linear": power(4e-6, 1.0)}
+    frame = compared({name: seconds[name] for name in order})
+    frame["verdict"] = np.where(frame["ratio"].astype(float) < 1, "faster", "slower")
+    crossovers = [{"a": order[0], "b": order[1], "seq_len": 4000.0, "ci_low": 1024, "ci_high": 4096}]
+    assert said in words(draw_comparison(frame, crossovers=crossovers)).splitlines()
+
+
+def test_each_reason_stands_at_its_own_lengths_and_variants(words: Words) -> None:
+    frame = compared({"a": power(1, 1), "b": power(2, 1), "c": power(3, 1)})
+    frame["withheld"] = ""
+    for rows, reason in (
+        (frame["seq_len"] == 1024, "the machine was busy"),
+        ((frame["seq_len"] == 4096) & (frame["b"] == "c"), "two orders contradict each other"),
+    ):
+        frame.loc[rows, ["verdict", "withheld"]] = ["withheld", reason]
+    said = words(draw_comparison(frame, crossovers=[]))
+    assert "No verdict at n = 1024: the machine was busy." in said
+    assert "No verdict on c at n = 4096: two orders contradict each other." in said
+
+
+def test_one_of_several_reasons_is_an_example(words: Words) -> None:
+    frame = compared({"softmax": lambda n: None if n > 1024 else 1.0, "linear": power(1e-6, 1)})
+    frame.loc[frame["seq_len"] == 16384, "a_reason"] = "needs 99 GiB"
+    assert "softmax: oom at n = 4096, 16384 — e.g. needs 9 GiB" in words(draw_comparison(frame, crossovers=[]))

@@ -233,3 +233,40 @@ def test_what_has_one_setting_and_no_line_is_named_with_its_error(run: Any, word
     said = words(draw_error(run.table([*rows, run.row("nystrom", **at, rel_error=0.0609)])))
     assert "Left out — at one setting, which makes no line: nystrom (0.0609 on listops)." in said
     assert "Nearest to exact attention: performer, with an error of 0.5 on inputs listops" in said
+
+
+def at(n: int, frame: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    return frame.assign(seq_len=n, kv_len=n, test_len=n, **columns)
+
+
+@pytest.mark.parametrize("draw", [draw_error, draw_map])
+def test_a_length_that_only_one_of_several_settings_has_is_drawn_of_that(
+    performer: pd.DataFrame, draw: Callable[..., Figure], words: Words
+) -> None:
+    frame = pd.concat([performer, at(512, performer, dtype="bfloat16")], ignore_index=True)
+    said = words(draw(frame, n=512))
+    assert "n = 512" in said
+    assert "bfloat16" in said
+
+
+@pytest.mark.parametrize("draw", [draw_error, draw_map])
+def test_a_length_at_which_nothing_was_measured_is_not_the_default(
+    performer: pd.DataFrame, draw: Callable[..., Figure], words: Words
+) -> None:
+    longer = at(4096, performer, status="oom", reason="needs 9 GiB", rel_error=math.nan)
+    assert "n = 2048" in words(draw(pd.concat([performer, longer], ignore_index=True)))
+
+
+def test_a_map_at_a_length_is_of_a_variant_that_has_it(performer: pd.DataFrame, words: Words) -> None:
+    other = performer[(performer["variant"] == "performer") & (performer["inputs"] != "gaussian:logit_std=8")]
+    other = at(512, other, variant="rfa", label=other["label"].str.replace("performer", "rfa"))
+    assert "rfa is better" in words(draw_map(pd.concat([performer, other], ignore_index=True), n=512))
+
+
+def test_an_option_of_zero_has_a_place_left_of_the_others(run: Any) -> None:
+    at = {"sweep": "error", "error_kind": "approximation", "trivial_error": 0.9}
+    rows = [run.row(f"bigbird:random_blocks={count}", rel_error=0.5 / (1 + count), **at) for count in (0, 1, 2, 4)]
+    (ax,) = [ax for ax in draw_error(run.table(rows)).axes if ax.get_xlabel()]
+    (line,) = [line for line in ax.lines if len(line.get_xdata()) == 4]
+    assert list(line.get_xdata()) == [0.5, 1, 2, 4]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2", "4"]

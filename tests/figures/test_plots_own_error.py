@@ -57,3 +57,9 @@ def test_without_two_lengths_there_is_nothing_to_draw_and_a_reason(frame: pd.Dat
     why = frame.assign(own_error=None, own_error_note="own error: it states no formula of its own")
     with pytest.raises(NothingToDraw, match="it states no formula"):
         draw_own_error(why)
+
+
+def test_the_largest_error_may_be_at_any_length(frame: pd.DataFrame, words: Words) -> None:
+    first = (frame["variant"] == "linear") & (frame["seq_len"] == 128) & (frame["dtype"] == "float32")
+    frame = frame.assign(own_error=frame["own_error"].mask(first, 20 * FLOAT32))
+    assert "Largest error against the own formula: linear, 20 roundings" in words(draw_own_error(frame))

@@ -159,3 +159,8 @@ def test_the_command_draws_the_figure_with_the_points_alone(points: Callable[[st
     assert main(["plot", str(RUN), "--overlay", str(file), "--out", str(out), "--format", "svg"]) == 0
     assert [path.name for path in sorted(out.iterdir())] == ["scaling.svg", "scaling.txt"]
     assert "Nobody 2099, figure 9" in (out / "scaling.svg").read_text(encoding="utf-8")
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_points(tmp_path / f"{'a' * 300}.csv")

@@ -296,3 +296,12 @@ def test_the_title_compares_no_two_settings_that_share_a_panel(run: Any, words: 
     rows += [{**row, "level": "layer", "time_median_s": 1e-9} for row in timed(run, "local", (512, 1024, 2048), 1.0)]
     said = words(draw_scaling(run.table(rows))).splitlines()
     assert any(line.startswith("Fastest at n = 1k: linear; ") and "attention operator" in line for line in said)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_names_of_two_lines_have_their_room(run: Any, width: str, faults: Callable[[Figure], list[str]]) -> None:
+    labels = [f"performer:features={2 * k},kernel=trig,projection=orthogonal,rest=whatever" for k in range(1, 31)]
+    rows = [
+        run.row(label, seq_len=n, time_median_s=1e-6 * n, peak_bytes=1e3 * n) for label in labels for n in (64, 128)
+    ]
+    assert faults(draw(run.table(rows), figures=["scaling"], width=width)["scaling"]) == []

@@ -161,3 +161,15 @@ def test_nothing_written_lies_on_anything_else(
 ) -> None:
     frame = {"curves": trained, "recall": kept, "lengths": tested}[name]
     assert faults(draw(frame, figures=[name], width=width)[name]) == []
+
+
+def test_a_score_at_a_shorter_test_does_not_win_the_longest(tmp_path: Path, words: Any) -> None:
+    scores = {"softmax": (0.9, 0.2), "linear": (1.0, None)}
+    rows = []
+    for label, (near, far) in scores.items():
+        for length, score in ((None, near), (128, near), (512, far)):
+            how: dict[str, Any] = {"test_len": length, "protocol": "fixed"}
+            status = (Status.OK,) if score is not None else (Status.UNSUPPORTED, "made for 64")
+            rows.append(training(label, score, *status, **how))
+    said = words(draw(run_of(rows, tmp_path / "run"), figures=["lengths"])["lengths"])
+    assert "Highest score at the longest test: softmax\n" in said

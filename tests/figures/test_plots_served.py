@@ -74,3 +74,12 @@ def test_a_setting_of_one_length_has_no_panel(frame: pd.DataFrame, run: Any) -> 
 def test_times_that_are_short_are_not_all_the_least(frame: pd.DataFrame, words: Words) -> None:
     prompts = frame[frame["pass"] == "generate"]
     assert "Least time, each token that follows: linear\n" in words(draw_served(prompts))
+
+
+def test_what_stopped_before_the_longest_prompt_is_not_the_least_there(run: Any, words: Words) -> None:
+    at = {"pass": "generate", "new_tokens": 32, "time_median_s": 1.0, "token_s": 1e-5, "state_bytes": 1000}
+    times = {"linear": {1024: 2e-3, 2048: 2e-3, 4096: 2e-3}, "softmax": {1024: 1e-4, 2048: 2e-4}}
+    rows = [run.row(label, seq_len=n, first_token_s=s, **at) for label, of in times.items() for n, s in of.items()]
+    rows.append(run.failed("oom", "needs 9 GiB", "softmax", seq_len=4096, **{**at, "time_median_s": None}))
+    said = words(draw_served(run.table(rows).assign(token_s=float("nan"))))
+    assert "Least time, to the first token: linear\n" in said

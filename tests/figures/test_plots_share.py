@@ -107,3 +107,10 @@ def test_operators_alone_have_no_part_and_other_circumstances_do_not_count(run: 
         with pytest.raises(NothingToDraw, match="needs times of a layer or model at two lengths"):
             draw_share(other)
     assert draw_share(frame).axes
+
+
+def test_a_half_at_a_shorter_length_says_nothing_of_the_longest(run: Any, words: Words) -> None:
+    frame = layers(run)
+    assert "over half of the time at n = 4k with softmax\n" in words(draw_share(frame))
+    stopped = frame[(frame["label"] != "softmax") | (frame["seq_len"] < 4096)]
+    assert "over half of the time at n = 4k with no variant\n" in words(draw_share(stopped))

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from attnbench.errors import UsageError
 from attnbench.figures import draw
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.steps import draw_steps
@@ -65,7 +66,7 @@ def test_without_steps_there_is_nothing_to_draw(frame: pd.DataFrame, run: Any) -
     forward = frame.assign(rel_error_steps="")
     with pytest.raises(NothingToDraw):
         draw_steps(forward)
-    with pytest.raises(NothingToDraw):
+    with pytest.raises(UsageError, match="no errors of steps at n = 7; there are: 96"):
         draw_steps(frame, n=7)
 
 

@@ -31,6 +31,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import NAMES, Read
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
+from attnbench.files import expanded
 
 _DATA = Path(__file__).parent / "data"
 LISTOPS, SMOLLM2, MINILM = (_DATA / f"{name}.safetensors" for name in ("listops", "smollm2", "minilm"))
@@ -49,7 +50,7 @@ Layer = Annotated[int | None, Field(ge=0, description="layer to take, from 0; no
 def _named(*, path: str = "", layer: int | None = None) -> tuple[str, Path]:
     if not path:
         raise UsageError("file: which one? Write file:path=qkv.safetensors")
-    return f"file:path={path}", Path(path).expanduser()
+    return f"file:path={path}", expanded(path)
 
 
 def _look_at(**options: Any) -> None:
@@ -129,6 +130,7 @@ class Extent(NamedTuple):
     heads: int
     positions: int
     width: int
+    value_width: int
 
 
 def extent(inputs: Spec) -> Extent | None:
@@ -143,7 +145,7 @@ def extent(inputs: Spec) -> Extent | None:
     name, path = (inputs.name, _SHIPPED[inputs.name]) if inputs.name in _SHIPPED else _named(**options)
     with _stored(name, path) as stored:
         _, layers, heads, positions, width = stored.sizes["q"]
-    return Extent(layers, heads, positions, width)
+        return Extent(layers, heads, positions, width, stored.sizes["v"][4])
 
 
 def describe(path: Path) -> CapturedFile:

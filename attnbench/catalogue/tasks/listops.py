@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnbench.contract.task import NO_LABEL
+
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
 """The position is the token id; a digit's id is the digit + 1."""
 
 PAD = 0
 CLOSE = TOKENS.index("]")
-NO_ANSWER = -100
-"""Label of a position without an answer; ``cross_entropy`` ignores it."""
 
 _FIRST_OPERATOR = TOKENS.index("[MIN")
 _OPERATOR_PROBABILITY = 0.25
@@ -92,19 +92,16 @@ class Batch:
     key_mask: Tensor
     """``(B, N)`` bool, True where a token is real."""
     values: Tensor
-    """``(B, N)`` int64: the value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`."""
-    answers: Tensor
-    """``(B,)`` int64: the value of the whole tree."""
+    """``(B, N)`` int64: the value of what each closing bracket closes, at that bracket; elsewhere ``NO_LABEL``."""
 
     @classmethod
     def of(cls, sequences: list[list[int]]) -> Batch:
         tokens = torch.full((len(sequences), max(map(len, sequences))), PAD)
-        values = torch.full_like(tokens, NO_ANSWER)
+        values = torch.full_like(tokens, NO_LABEL)
         for row, sequence in enumerate(sequences):
             tokens[row, : len(sequence)] = torch.tensor(sequence)
             values[row, : len(sequence)] = torch.tensor(subtree_values(sequence))
-        answers = torch.tensor([evaluate(sequence) for sequence in sequences])
-        return cls(tokens, tokens != PAD, values, answers)
+        return cls(tokens, tokens != PAD, values)
 
 
 def evaluate(tokens: list[int]) -> int:
@@ -113,9 +110,9 @@ def evaluate(tokens: list[int]) -> int:
 
 
 def subtree_values(tokens: list[int]) -> list[int]:
-    """The value of what each closing bracket closes, at that bracket; elsewhere :data:`NO_ANSWER`. Raises ValueError:
+    """The value of what each closing bracket closes, at that bracket; elsewhere ``NO_LABEL``. Raises ValueError:
     this is not one tree whose root is an operator."""
-    result = [NO_ANSWER] * len(tokens)
+    result = [NO_LABEL] * len(tokens)
     stack: list[tuple[int, list[int]]] = []
     for position, token in enumerate(tokens):
         if token >= _FIRST_OPERATOR and token != CLOSE:
@@ -133,7 +130,7 @@ def subtree_values(tokens: list[int]) -> list[int]:
                 stack[-1][1].append(result[position])
         else:
             stack[-1][1].append(token - 1)
-    if not tokens or stack or result[-1] == NO_ANSWER:
+    if not tokens or stack or result[-1] == NO_LABEL:
         raise ValueError(f"not a ListOps tree: {to_text(tokens)}")
     return result
 

@@ -89,21 +89,20 @@ class _ListOpsStream(Stream):
             test=test,
             masked_share=_MASKED_SHARE,
         )
-        self._trees, self._brackets = trees, brackets
+        self._trees, self._kind = trees, _AtBrackets if brackets else Ragged
 
     def draw(self, count: int, generator: Generator) -> Examples:
         rng = random.Random(int(torch.randint(2**62, (), generator=generator)))
         sequences = [bytes(self._trees.sample(rng)) for _ in range(count)]
-        every = Ragged(sequences, [evaluate(list(one)) for one in sequences], self.n, first_id=0)
-        examples = every.take(torch.arange(count))
-        return _at_brackets(examples) if self._brackets else examples
+        values = [evaluate(list(one)) for one in sequences]
+        return self._kind(sequences, values, self.n, first_id=0).take(torch.arange(count))
 
 
 class _Released(Stored):
     def __init__(self, shape: Shape, folder: str, *, brackets: bool) -> None:
         super().__init__("listops", shape, _form(brackets), masked_share=_MASKED_SHARE)
         self._folder = present(folder, _FILES.values(), _GET)
-        self._n, self._brackets = shape.seq_len, brackets
+        self._n, self._kind = shape.seq_len, _AtBrackets if brackets else Ragged
 
     def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
         return {split: self._part(self._folder / name) for split, name in _FILES.items()}
@@ -113,27 +112,19 @@ class _Released(Stored):
 
     def _part(self, file: Path) -> SplitExamples:
         sequences, labels = zip(*_lines(file, self._n), strict=True)
-        part = Ragged(sequences, labels, self._n, first_id=0)
-        return _AtBrackets(part) if self._brackets else part
+        return self._kind(sequences, labels, self._n, first_id=0)
 
 
-class _AtBrackets:
-    def __init__(self, part: Ragged) -> None:
-        self._part = part
-
-    def __len__(self) -> int:
-        return len(self._part)
+class _AtBrackets(Ragged):
+    """Trees with the value of each part at its closing bracket."""
 
     def take(self, rows: Tensor) -> Examples:
-        return _at_brackets(self._part.take(rows))
-
-
-def _at_brackets(examples: Examples) -> Examples:
-    labels = torch.full_like(examples.tokens, NO_LABEL)
-    assert examples.key_mask is not None
-    for row, (tokens, length) in enumerate(zip(examples.tokens, examples.key_mask.sum(1).tolist(), strict=True)):
-        labels[row, :length] = torch.tensor(subtree_values(tokens[:length].tolist()))
-    return Examples(examples.tokens, labels, examples.key_mask)
+        examples = super().take(rows)
+        assert examples.key_mask is not None
+        labels = torch.full_like(examples.tokens, NO_LABEL)
+        for row, (tokens, length) in enumerate(zip(examples.tokens, examples.key_mask.sum(1).tolist(), strict=True)):
+            labels[row, :length] = torch.tensor(subtree_values(tokens[:length].tolist()))
+        return Examples(examples.tokens, labels, examples.key_mask)
 
 
 def _lines(file: Path, n: int) -> Iterator[tuple[bytes, int]]:

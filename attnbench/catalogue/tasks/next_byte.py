@@ -20,6 +20,7 @@ from attnbench.catalogue.tasks.stored import SplitExamples, Stored, digest_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import Unsupported
+from attnbench.files import expanded
 
 _TENTHS = (8, 9)
 """Ends of training and of validation, in tenths of the text."""
@@ -54,7 +55,7 @@ class NextByte(Stored):
         super().__init__("next-byte", shape, Form(vocab=(256,), classes=256, per_token=True), masked_share=0.15)
         if not shape.causal:
             raise Unsupported("next-byte predicts the next token; set causal: true")
-        self._file = None if file is None else Path(file).expanduser()
+        self._file = None if file is None else expanded(file)
         if self._file is not None and not self._file.is_file():
             raise Unsupported(f"no {self._file} here; write next-byte:file=PATH with the path of a text, or no file")
         self._n = shape.seq_len

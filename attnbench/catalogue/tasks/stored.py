@@ -17,7 +17,8 @@ from torch import Tensor
 from attnbench.catalogue.tasks.streams import refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, Split, stream_seed
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
+from attnbench.files import expanded
 
 
 class SplitExamples(Protocol):
@@ -51,6 +52,8 @@ class Images:
 class Stored:
     """A task that reads its examples when they are first needed; a subclass says how in :meth:`read`.
 
+    UsageError is raised then if they are so few that a split has none.
+
     Each epoch of a training is a permutation of all examples, drawn from the training's seed and the epoch's number, so
     that a step's number alone decides its examples.
     """
@@ -78,7 +81,11 @@ class Stored:
 
     @cached_property
     def _parts(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        return self.read()
+        parts = self.read()
+        for split, part in parts.items():
+            if not len(part):
+                raise UsageError(f"{self._name}: too few examples, of which none is left for {split}; take all files")
+        return parts
 
     @cached_property
     def train_examples(self) -> int | None:
@@ -131,7 +138,7 @@ def present(folder: str, needed: Iterable[str], get: str) -> Path:
 
     Raises Unsupported if one is missing, with ``get``, advice such as ``get X from URL``.
     """
-    root = Path(folder).expanduser()
+    root = expanded(folder)
     for name in needed:
         if not ((root / name).is_file() or (root / name).is_dir()):  # reading a pipe may take for ever
             raise Unsupported(f"no {root / name if root.is_dir() else root} here; {get}")

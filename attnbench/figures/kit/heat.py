@@ -60,8 +60,7 @@ def draw_heat(ax: Axes, inches: tuple[float, float], heat: Heat, limit: float) -
     ax.set_xticks(np.arange(columns) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in heat.column_names])
     ax.set_yticks(np.arange(rows) + 0.5, [shorten(name, 1.2, SMALL_SIZE) for name in heat.row_names])
     ax.tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
 
 
 def _fitting(text: str, cell: tuple[float, float]) -> float:
@@ -89,8 +88,7 @@ def draw_colour_key(page: Page, bottom: float, limit: float, name: str, text: Ca
     ax.set_xticks(marks, [text(mark) for mark in marks])
     ax.set_yticks([])
     ax.tick_params(length=2, pad=2)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     if narrow():
         ax.text(0.5, 1.6, name, transform=ax.transAxes, fontsize=SMALL_SIZE, va="bottom", ha="center")
     else:

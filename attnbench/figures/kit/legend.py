@@ -55,15 +55,13 @@ def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> Artist:
 
 def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
     """Write names in as many lines as they need, in their order, with ``said`` under each."""
-    ax, y = on_all(page), page.top - page.bottom - 0.1
+    ax, y, width = on_all(page), page.top - page.bottom - 0.1, page.right - page.left
     for name, how in hows.items():
         _draw_piece(ax, y, {"markersize": 4.5, **how.line})
-        for line in name_lines(name, page.right - page.left):
-            ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center")
-            y -= _LINE
-        if name in said:
-            ax.text(NAMES, y, said[name], fontsize=SMALL_SIZE, va="center", color=palette().faint)
-            y -= _LINE
+        for text, colour in ((name, palette().ink), (said.get(name), palette().faint)):
+            for line in () if text is None else name_lines(text, width):
+                ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center", color=colour)
+                y -= _LINE
         y -= _GAP
 
 
@@ -75,8 +73,9 @@ def key_beside(
     ``words``: title and subtitle. ``tall``: inches of the drawing on a page.
     """
     key = wrapped_height(names, said) if narrow() else 0.0
+    room = NARROW_ROOM + key if narrow() else max(tall, wrapped_height(names, said, KEY - 0.15))
     title, about = words
-    whole = new_page(title, [about] if about else [], notes, room=(NARROW_ROOM if narrow() else tall) + key)
+    whole = new_page(title, [about] if about else [], notes, room=room)
     page, under = whole.split(key)
     right = page.right - (0.1 if narrow() else KEY)
     return replace(page, right=right), under if narrow() else replace(page, left=right + 0.15)
@@ -84,4 +83,5 @@ def key_beside(
 
 def wrapped_height(names: Iterable[str], said: Mapping[str, str], width: float = COLUMN - 0.3) -> float:
     """Height that :func:`write_wrapped` needs, in inches; in a figure of column width by default."""
-    return 0.25 + sum(_GAP + _LINE * (len(name_lines(name, width)) + (name in said)) for name in names)
+    texts = [*names, *said.values()]
+    return 0.25 + _GAP * (len(texts) - len(said)) + _LINE * count_lines(texts, width)

@@ -84,14 +84,17 @@ class Page:
         w, h = self.figure.get_size_inches()
         self.figure.text(x / w, y / h, text, **{"fontsize": SMALL_SIZE, **how})
 
+    def write_heading(self, text: str) -> None:
+        """Write bold text at the top left."""
+        self.write(self.left, self.top - 0.02, text, va="top", fontsize=TEXT_SIZE, fontweight="bold")
+
     def parts(self, headings: Sequence[str], rooms: Sequence[float]) -> list[Page]:
         if len(headings) == 1:
             return [self]
         spare = (self.top - self.bottom - stacked(rooms, headings)) / sum(rooms)
         pages, top = [], self.top
         for heading, room in zip(headings, rooms, strict=True):
-            lines = _heading(heading)
-            self.write(self.left, top - 0.02, "\n".join(lines), va="top", fontsize=TEXT_SIZE, fontweight="bold")
+            replace(self, top=top).write_heading("\n".join(_heading(heading)))
             top -= heading_height(heading)
             bottom = top - room * (1 + spare)
             pages.append(replace(self, bottom=bottom, top=top))

@@ -55,6 +55,13 @@ def ends_of(part: Summary) -> tuple[float, float]:
     return part.ends or (part.over_seeds.mean, part.over_seeds.mean)
 
 
+def line_of(name: str, parts: Sequence[tuple[float, Summary]]) -> ScoreLine:
+    """A line through the means of scores, each at its place, with their bars."""
+    low, high = zip(*(ends_of(part) for _, part in parts), strict=True)
+    mean = tuple(part.over_seeds.mean for _, part in parts)
+    return ScoreLine(name, parts[0][1].family, tuple(x for x, _ in parts), mean, low, high)
+
+
 def bars(drawn: Iterable[Problem]) -> str:
     """The note on the bars."""
     pair = any(len(part.by_seed) == 2 for one in drawn for part in one.parts)
@@ -102,6 +109,17 @@ def draw_lines(
             draw(ax, line, look[line.name])
         _write_key(under if narrow() else replace(part, left=right + 0.12, bottom=bottom - 0.3), panel, look)
     return page.figure
+
+
+def least_last(line: ScoreLine) -> tuple[float, float, str]:
+    """Sort key for lines with the smallest last value in front; those that end before the others come behind."""
+    return -line.x[-1], line.y[-1], line.name
+
+
+def at_the_end(panel: ScorePanel) -> list[tuple[float, str]]:
+    """The last value and the name of each line that reaches the panel's last place: no other is compared there."""
+    end = max(line.x[-1] for line in panel.lines)
+    return [(line.y[-1], line.name) for line in panel.lines if line.x[-1] == end]
 
 
 def draw_plain(ax: Axes, line: ScoreLine, look: Look) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,12 +47,14 @@ def heads_of(
         if "layer" in dict(spec.options):
             raise UsageError(f"--layer {layer} and {inputs} both name a layer; remove one")
         spec = Spec.of(spec.name, {**dict(spec.options), "layer": layer})
-    count = 1 if size is None else size.heads
+    count, width, value_width = (1, DRAWN_DIM, DRAWN_DIM) if size is None else (size.heads, *size[-2:])
     if head is not None and not 0 <= head < count:
         raise UsageError(f"{spec.name}: no head {head}, it has {count}, counted from 0")
-    shape = Shape(heads=count, seq_len=n, head_dim=DRAWN_DIM if size is None else size.width, causal=causal)
+    shape = Shape(heads=count, seq_len=n, head_dim=width, v_dim=value_width, causal=causal)
+    asked = dict(spec.options).get("layer")
+    layers: list[int | None] = [None] if size is None else [*range(size.layers)] if asked is None else [int(asked)]
     found = []
-    for one in _layers(spec, 0 if size is None else size.layers):
+    for one in layers:
         named = spec if one is None else Spec.of(spec.name, {**dict(spec.options), "layer": one})
         q, k, _ = (x.double() for x in draw_qkv(named, shape, 0))
         found += [
@@ -61,13 +62,6 @@ def heads_of(
             for place in (range(count) if head is None else (head,))
         ]
     return spec.label, found
-
-
-def _layers(spec: Spec, count: int) -> Sequence[int | None]:
-    asked = dict(spec.options).get("layer")
-    if isinstance(asked, int):
-        return [asked]
-    return list(range(count)) or [None]
 
 
 def softmax_matrix(head: Head, *, causal: bool) -> Tensor:

@@ -91,7 +91,7 @@ def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Varian
             refusal = reason
     if must and not shares and refusal is not None:
         raise Unsupported(f"{spec.label}: {refusal}") from None
-    own = all(entry.claims(spec, causal=causal).own_form for causal in shares)
+    own = bool(shares) and all(entry.claims(spec, causal=causal).own_form for causal in shares)
     return VariantPattern(spec, entry.family, own, shares)
 
 

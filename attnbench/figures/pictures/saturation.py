@@ -46,10 +46,12 @@ def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
     """Draw entropy and Jacobian norm of softmax(c·q·k) over c, for independent normal q and k of variance 1.
 
     ``n`` keys, 512 by default; width ``head_dim`` of a head, 16, 64 and 256 by default. Raises UsageError if n is below
-    2 or above :data:`MOST`.
+    2, the width below 1, or one of them above :data:`MOST`.
     """
     if not 2 <= n <= MOST:
         raise UsageError(f"softmax rows have 2 to {MOST} keys here, not {n}")
+    if head_dim is not None and not 1 <= head_dim <= MOST:
+        raise UsageError(f"a head is 1 to {MOST} wide here, not {head_dim}")
     widths = WIDTHS if head_dim is None else (head_dim,)
     found = [row for width in widths for row in rows_over_scale(n, width)]
     return Picture(_draw(found, widths, n), _numbers(found))

@@ -24,7 +24,7 @@ from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.pictures.heads import Head, heads_of, softmax_matrix
 from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, draw_ramp, positive
-from attnbench.laws.implied import formula_of, implied
+from attnbench.laws.implied import formula_of, implied, mixes_channels
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note
 
@@ -59,7 +59,8 @@ def draw_weights(
 
     ``variants``: names, with options as one types them. ``layer`` (of a captured input) and ``head`` from 0; the first
     by default. ``n``: first tokens. Raises UsageError for an unknown one of these, or an n below 2 or above
-    :data:`MOST`, and Unsupported if a variant is a mixer or refuses the shape, or the input is too short.
+    :data:`MOST`, and Unsupported if a variant is a mixer, mixes channels or refuses the shape, or the input is too
+    short.
     """
     if not 2 <= n <= MOST:
         raise UsageError(f"matrices of weights have 2 to {MOST} tokens, not {n}")
@@ -100,9 +101,12 @@ def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:
         module = build(spec, shape).double()
     except Unsupported as reason:
         raise Unsupported(f"{spec.label}: {reason}") from None
+    formula = formula_of(entry, module, causal)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return implied(formula_of(entry, module, causal), head.q, head.k)[0]
+        if mixes_channels(formula, head.q, head.k):
+            raise Unsupported(f"{spec.name} mixes the channels of a value; attnbench plot pattern {spec.name} shows it")
+        return implied(formula, head.q, head.k)[0]
 
 
 def _name(spec: Spec, causal: bool) -> str:

@@ -18,7 +18,7 @@ from attnbench.figures.kit.heights import arrange, draw_bands
 from attnbench.figures.kit.labels import place_labels
 from attnbench.figures.kit.page import Page, only_on_a_page, shorten, wrap
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE, TEXT_SIZE, Look, look, looks
+from attnbench.figures.kit.style import SMALL_SIZE, Look, look, looks
 from attnbench.figures.kit.ticks import length, linear_ticks, log_axis, padded, plain
 from attnbench.figures.published.point_file import VALUES, Points
 
@@ -228,14 +228,7 @@ def rescored_height() -> float:
 def draw_rescored(page: Page) -> None:
     """Draw a row for each model of each source, and a small panel for each task."""
     wide = page.right - page.left
-    page.write(
-        page.left,
-        page.top - 0.02,
-        "Long Range Arena, published scores",
-        va="top",
-        fontsize=TEXT_SIZE,
-        fontweight="bold",
-    )
+    page.write_heading("Long Range Arena, published scores")
     for turn, line in enumerate(wrap(_RESCORED_SAID, wide, SMALL_SIZE)):
         page.write(page.left, page.top - 0.24 - 0.15 * turn, line, va="top", color=palette().faint)
     column = (wide - _MODELS) / len(TASKS)

@@ -62,9 +62,9 @@ def read_points(path: Path) -> Points:
 def csv_text(path: Path, what: str, *, others: Sequence[str] = (), megabytes: int = 1) -> str:
     """The text of a ``CSV file of points``, say; UsageError if it cannot be read. ``others`` stand for files."""
     remedy = f"give {''.join(f'{other}, or ' for other in others)}a {what}"
-    if path.exists() and not path.is_file():  # reading a pipe may take for ever
-        raise UsageError(f"{path}: not a file; give a {what}")
     try:
+        if path.exists() and not path.is_file():  # reading a pipe may take for ever
+            raise UsageError(f"{path}: not a file; give a {what}")
         with path.open("rb") as file:
             content = file.read(megabytes * 10**6 + 1)
         if len(content) > megabytes * 10**6:

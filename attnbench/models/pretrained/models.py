@@ -47,6 +47,8 @@ _VERSION = 1
 _FIRST_OPERATOR = TOKENS.index(OPERATORS[0])
 _SHORTER = 10
 """A tree is drawn up to a tenth shorter than wanted: one in thousands would have exactly the length."""
+_DRAWS = 1000
+"""Draws for each window, before its length is given up as too short."""
 
 
 class Trees:
@@ -54,7 +56,7 @@ class Trees:
 
     They are drawn without end by the rules of :class:`~attnbench.catalogue.tasks.listops.ListOps`. A slightly short
     tree is filled up with digits, so that no window needs padding. Trees to evaluate on have a seed of their own; equal
-    trees of a training are replaced. Raises UsageError: no tree has this length.
+    trees of a training are replaced. Raises UsageError: no tree has this length, or all of them are to evaluate on.
     """
 
     name = "ListOps trees"
@@ -80,11 +82,13 @@ class Trees:
 
     def _drawn(self, rng: random.Random, count: int, others: frozenset[tuple[int, ...]]) -> list[list[int]]:
         trees: list[list[int]] = []
-        while len(trees) < count:
+        for _ in range(_DRAWS * count):
             tree = filled(self._trees.sample(rng), self.length, self._trees.max_args, rng)
             if len(tree) == self.length and tuple(tree) not in others:
                 trees.append(tree)
-        return trees
+            if len(trees) == count:
+                return trees
+        raise UsageError(f"--length {self.length}: nearly all trees are held out; take fewer --windows or longer ones")
 
 
 def filled(tree: list[int], length: int, max_args: int, rng: random.Random) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from attnbench.errors import AttnbenchError, UsageError
+from attnbench.files import expanded
 from attnbench.models.pretrained.bridge import MISSING
 from attnbench.models.pretrained.listops.captured import HEADS
 from attnbench.models.pretrained.listops.small_encoder import HEAD_DIM, LONGEST
@@ -77,7 +78,7 @@ def _check_text(suite: Suite, index: int, name: str, text: str) -> None:
     said = ""
     if name == NAME:
         said = f"the model {NAME} reads trees of its own; remove text"
-    elif not Path(text).expanduser().is_file():
+    elif not expanded(text).is_file():
         said = f"no file {text!r}; check the path"
     if said:
         raise suite.origin.error(("sweeps", index, "text"), f"'text': {said}")

@@ -82,6 +82,12 @@ def check_length(n: int | None, lengths: Iterable[int], what: str) -> None:
         raise UsageError(f"no {what} at n = {n}; there are: {', '.join(map(str, known)) or 'none'}")
 
 
+def of_length(rows: pd.DataFrame, n: int | None, what: str) -> pd.DataFrame:
+    """The rows of one length, or all if ``n`` is None; UsageError if there are rows, and none of this length."""
+    check_length(n if len(rows) else None, set(rows["seq_len"]), what)
+    return rows if n is None else rows[rows["seq_len"] == n]
+
+
 def chosen_length(n: int | None, counts: pd.Series[int], what: str) -> int:
     """``n``, if it is among the counted lengths; by default the one that counts most, and the longest of these."""
     check_length(n, counts.index, what)

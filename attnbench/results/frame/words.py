@@ -201,10 +201,14 @@ def failures(rows: pd.DataFrame, *, at_n: bool = True) -> list[str]:
             continue
         names = [_named(str(variant), part, at_n) for variant, part in failed.groupby("variant", sort=False)]
         names = [*names[:_MOST], f"and {len(names) - _MOST} more"] if len(names) > _MOST else names
-        reasons = list(dict.fromkeys(reason for reason in failed["reason"] if reason))
-        why = f" — {'' if len(reasons) == 1 else 'e.g. '}{reasons[0]}" if reasons else ""
-        lines.append(f"{status}: {', '.join(names)}{why}")
+        lines.append(f"{status}: {', '.join(names)}{reason_of(failed)}")
     return lines
+
+
+def reason_of(failed: pd.DataFrame) -> str:
+    """The reason of failed rows behind a dash, or one of several as an example; empty without one."""
+    reasons = list(dict.fromkeys(reason for reason in failed["reason"] if reason))
+    return f" — {'' if len(reasons) == 1 else 'e.g. '}{reasons[0]}" if reasons else ""
 
 
 def _named(variant: str, rows: pd.DataFrame, at_n: bool) -> str:

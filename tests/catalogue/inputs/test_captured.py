@@ -203,6 +203,7 @@ def test_a_missing_file_is_named_with_what_is_expected(tmp_path: Path) -> None:
     message = fails(tmp_path / "none.safetensors")
     assert "No such file" in message
     assert "expected safetensors with q (S, L, H, N, D)" in message
+    assert "No such file" in fails(Path("~nobody-here/none.safetensors"))
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:

@@ -160,6 +160,24 @@ def test_cross_attention_is_refused(name: str, n: int, causal: bool, text: str) 
         make_task(spec, Shape(seq_len=n, kv_len=2 * n))
 
 
+@pytest.mark.parametrize(
+    ("n", "causal", "text", "count"),
+    [
+        (64, False, "copy", 500),
+        (66, True, "duplication:symbols=8", 500),
+        (64, False, "mqar:pairs=4,vocab=16", 2000),
+        (64, False, "recall", 500),
+    ],
+    ids=str,
+)
+def test_guessing_is_right_as_often_as_there_are_classes(n: int, causal: bool, text: str, count: int) -> None:
+    task = made(n, causal, text)
+    labels = task.batch(0, 0, count).labels
+    asked, chance = labels[labels != NO_LABEL], 1 / task.form.classes
+    shares = torch.bincount(asked, minlength=task.form.classes) / len(asked)
+    assert shares.sub(chance).abs().max() < 5 * (chance * (1 - chance) / len(asked)) ** 0.5
+
+
 @pytest.mark.parametrize(("name", "n", "causal", "text"), CASES)
 def test_the_share_that_is_hidden_is_a_share(name: str, n: int, causal: bool, text: str) -> None:
     assert 0 < made(n, causal, text).masked_share < 1

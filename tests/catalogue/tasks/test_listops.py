@@ -10,7 +10,6 @@ import torch
 
 from attnbench.catalogue.tasks.listops import (
     CLOSE,
-    NO_ANSWER,
     OPERATORS,
     PAD,
     TOKENS,
@@ -20,6 +19,7 @@ from attnbench.catalogue.tasks.listops import (
     subtree_values,
     to_text,
 )
+from attnbench.contract.task import NO_LABEL
 
 SMALL = ListOps(min_length=4, max_length=300)
 
@@ -80,7 +80,7 @@ def test_values_equal_a_direct_recursive_evaluation() -> None:
 
 def test_each_closing_bracket_has_the_value_of_what_it_closes() -> None:
     tokens = from_text("[SM 1 [MAX 2 3 ] 4 ]")
-    assert subtree_values(tokens) == [NO_ANSWER] * 5 + [3, NO_ANSWER, 8]
+    assert subtree_values(tokens) == [NO_LABEL] * 5 + [3, NO_LABEL, 8]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,7 @@ def test_batches_are_padded_at_the_end_and_labelled() -> None:
         assert batch.tokens[row, length:].eq(PAD).all()
         assert not batch.key_mask[row, length:].any()
         assert batch.values[row, :length].tolist() == subtree_values(tokens)
-        assert batch.values[row, length:].eq(NO_ANSWER).all()
-        assert batch.answers[row] == evaluate(tokens)
+        assert batch.values[row, length:].eq(NO_LABEL).all()
 
 
 def test_batches_group_similar_lengths() -> None:

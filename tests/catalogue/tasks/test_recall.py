@@ -81,12 +81,6 @@ def test_one_id_and_two_ids_tell_the_same_story() -> None:
         assert read(one, 1, single, 5, 3) == read(two, 2, double, 5, 3)
 
 
-def test_guessing_is_right_as_often_as_there_are_values() -> None:
-    labels = recall().batch(0, 0, 500).labels
-    shares = torch.bincount(labels[labels != NO_LABEL], minlength=8) / (500 * 16)
-    assert shares.sub(1 / 8).abs().max() < 5 * (1 / 8 * 7 / 8 / 8000) ** 0.5
-
-
 def test_the_ids_are_as_many_as_are_needed() -> None:
     assert recall().form.vocab == (16 * 8 + 16 + 1,)
     assert recall(form="long").form.vocab == (16 * 8 + 16,)

@@ -11,7 +11,7 @@ import pytest
 from attnbench.catalogue.tasks.stored import Images, Stored, blocks, digest_of, fixed_order, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form
-from attnbench.errors import Unsupported
+from attnbench.errors import Unsupported, UsageError
 
 
 class Numbered(Stored):
@@ -85,8 +85,9 @@ def test_a_folder_that_is_not_there_is_told_with_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Unsupported, match=r"^no data/x here; get x from y$"):
-        present("data/x", ["a.bin"], "get x from y")
+    for folder in ("data/x", "~nobody-here/x"):
+        with pytest.raises(Unsupported, match=rf"^no {folder} here; get x from y$"):
+            present(folder, ["a.bin"], "get x from y")
     (tmp_path / "data/x").mkdir(parents=True)
     with pytest.raises(Unsupported, match=r"^no data/x/a.bin here; get x from y$"):
         present("data/x", ["a.bin"], "get x from y")
@@ -104,3 +105,8 @@ def test_a_pipe_in_the_place_of_a_task_s_file_is_not_waited_for(tmp_path: Path) 
     os.mkfifo(tmp_path / "a")
     with pytest.raises(Unsupported, match=f"no {tmp_path / 'a'} here; get it"):
         present(str(tmp_path), ["a"], "get it")
+
+
+def test_examples_too_few_for_each_split_are_refused() -> None:
+    with pytest.raises(UsageError, match="numbered: too few examples, of which none is left for train; take all files"):
+        Numbered(train=0).batch(0, 0, 1)

@@ -89,11 +89,6 @@ def test_the_digest_is_of_name_settings_length_and_version() -> None:
     assert same not in {digest("dice"), digest(pairs=2), digest(n=5), digest(version=2)}
 
 
-def test_cross_attention_is_refused() -> None:
-    with pytest.raises(Unsupported, match="remove kv_len"):
-        Stream("coins", Shape(seq_len=4, kv_len=8), Form((2,), 2), settings={}, version=1, test=1)
-
-
 def test_shuffles_are_permutations_and_every_order_is_equally_likely() -> None:
     orders = shuffles(6000, 3, Generator().manual_seed(0))
     assert orders.sort(1).values.equal(torch.arange(3).expand(6000, 3))

@@ -19,7 +19,7 @@ from attnbench.contract.spec import parse_spec
 from attnbench.contract.variant import FAMILIES, VARIANTS
 from attnbench.errors import Unsupported, UsageError
 from attnbench.figures.kit.style import BESIDE
-from attnbench.figures.pictures import draw
+from attnbench.figures.pictures import draw, pattern
 from attnbench.figures.pictures.pattern import _legend, density, draw_pattern, shipped
 from attnbench.figures.pictures.picture import FAINTEST, by_share
 from attnbench.laws.implied import formula_of, implied, mixes_channels, random_weights, reach, small_setting
@@ -170,3 +170,10 @@ def test_no_family_stands_alone_in_a_line_of_the_legend(inside: float, lines: in
     assert [family for line in legend for family in line] == list(FAMILIES)
     assert len(legend) == lines
     assert min(map(len, legend)) > 1
+
+
+def test_a_variant_that_is_not_drawn_has_no_mark_of_an_own_form(
+    monkeypatch: pytest.MonkeyPatch, words: Callable[..., str]
+) -> None:
+    monkeypatch.setattr(pattern, "shipped", lambda: [small_setting(name) for name in ("softmax", "fnet")])
+    assert "Not drawn, since they refuse this: fnet." in words(draw_pattern(causal=True).figure)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from attnbench.cli.app import main
 from attnbench.figures.pictures import PICTURES, draw, positions
@@ -31,23 +33,27 @@ def test_a_picture_is_written_with_the_numbers_that_are_in_it(capsys: pytest.Cap
 
 
 def test_title_style_width_and_folder_are_those_of_all_figures() -> None:
-    words = [
-        "positions",
-        "--title",
-        "Mine",
-        "--style",
-        "dark",
-        "--width",
-        "column",
-        "--out",
-        "there",
-        "--format",
-        "svg",
-    ]
-    assert main(["plot", *words]) == 0
+    looks = ["--title", "Mine", "--style", "dark", "--width", "column"]
+    assert main(["plot", "positions", *looks, "--out", "there", "--format", "svg"]) == 0
     svg = Path("there/positions.svg").read_text(encoding="utf-8")
     assert ">Mine<" in svg
     assert "#14171c" in svg
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("weights", {"n": 32}),
+        ("positions", {}),
+        ("spectrum", {"n": 32, "inputs": "listops"}),
+        ("spectrum", {"n": 32, "inputs": "gaussian"}),
+    ],
+)
+def test_every_word_can_be_read(
+    name: str, options: dict[str, Any], width: str, faults: Callable[[Figure], list[str]]
+) -> None:
+    assert faults(draw(name, width=width, **options).figure) == []
 
 
 def test_a_folder_with_the_name_of_a_picture_comes_first(capsys: pytest.CaptureFixture[str]) -> None:

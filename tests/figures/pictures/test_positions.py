@@ -39,11 +39,6 @@ def test_the_numbers_are_those_of_the_picture(words: Callable[..., str]) -> None
     assert f"largest error {error:.0e}".replace("e-0", "e-") in words(picture.figure)
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_every_word_can_be_read(width: str, faults: Callable[..., list[str]]) -> None:
-    assert faults(draw("positions", width=width).figure) == []
-
-
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(UsageError, match="sinusoids come in pairs: --head-dim must be even"):
         draw_positions(head_dim=7)

@@ -54,3 +54,5 @@ def test_a_single_width_can_be_asked_for_and_a_single_key_not() -> None:
     assert set(draw_saturation(n=32, head_dim=100).numbers["head_dim"]) == {100}
     with pytest.raises(UsageError, match="softmax rows have 2 to 65536 keys here, not 1"):
         draw_saturation(n=1)
+    with pytest.raises(UsageError, match="a head is 1 to 65536 wide here, not 0"):
+        draw_saturation(head_dim=0)

@@ -54,14 +54,14 @@ def test_a_file_of_a_model_of_many_layers_is_drawn(tmp_path: Path, faults: Calla
     assert faults(picture.figure) == []
 
 
-@pytest.mark.parametrize("inputs", ["listops", "gaussian"])
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_every_word_can_be_read(inputs: str, width: str, faults: Callable[..., list[str]]) -> None:
-    assert faults(draw("spectrum", inputs=inputs, n=32, width=width).figure) == []
-
-
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(Unsupported, match="listops has 2048 positions, fewer than 4000"):
         draw_spectrum(n=4000)
     with pytest.raises(UsageError, match="a spectrum has 2 to 4096 tokens, not 5000"):
         draw_spectrum(n=5000)
+
+
+def test_values_of_another_width_are_no_hindrance(tmp_path: Path) -> None:
+    q, k, v = (torch.randn(1, 2, 3, 20, width) for width in (8, 8, 5))
+    save_file({"q": q, "k": k, "v": v}, tmp_path / "qkv.safetensors")
+    assert len(draw_spectrum(inputs=f"file:path={tmp_path / 'qkv.safetensors'}", n=20).numbers) == 2 * 3 * 20

@@ -69,15 +69,11 @@ def test_the_colour_runs_from_a_hundredth_of_uniform_weights_to_the_largest() ->
     assert full[0, 2] == full[0, 3] == 1
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-def test_every_word_can_be_read(width: str, faults: Callable[..., list[str]]) -> None:
-    assert faults(draw("weights", n=32, width=width).figure) == []
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"variants": ["gla"]}, Unsupported, "gla has no weights of q and k; attnbench plot pattern gla shows it"),
+        ({"variants": ["xca"]}, Unsupported, "xca mixes the channels of a value; attnbench plot pattern xca shows it"),
         ({"head": 2}, UsageError, "listops: no head 2, it has 2, counted from 0"),
         ({"layer": 4}, UsageError, "listops: no layer 4, it has 4, counted from 0"),
         ({"inputs": "listops:layer=1", "layer": 1}, UsageError, "both name a layer; remove one"),

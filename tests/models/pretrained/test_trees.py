@@ -66,3 +66,10 @@ def test_trees_are_near_those_that_the_rules_draw() -> None:
     ours, theirs = Trees(100).batch(3, 0, 60).tokens.tolist(), [drawn.sample(rng) for _ in range(60)]
     share = [sum(t >= 11 for tree in trees for t in tree) / sum(map(len, trees)) for trees in (ours, theirs)]
     assert share[0] == pytest.approx(share[1], rel=0.15)
+
+
+def test_a_training_without_a_tree_that_is_not_held_out_is_refused() -> None:
+    trees = Trees(4)
+    assert len(set(map(tuple, trees.held_out(5000).tokens.tolist()))) == 400, "all that there are"
+    with pytest.raises(UsageError, match="--length 4: nearly all trees are held out; take fewer --windows"):
+        trees.batch(0, 0, 1)

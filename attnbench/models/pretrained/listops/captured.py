@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
-from attnbench.catalogue.tasks.listops import NO_ANSWER, TOKENS, ListOps
+from attnbench.catalogue.tasks.listops import TOKENS, ListOps
+from attnbench.contract.task import NO_LABEL
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -
         batches = stage.trees.batches(stage.batch, seed=seed + number)
         for _ in range(stage.steps):
             batch = next(batches)
-            asked = batch.values != NO_ANSWER
+            asked = batch.values != NO_LABEL
             logits = model(batch.tokens, None if bool(batch.key_mask.all()) else batch.key_mask)[asked]
             loss = cross_entropy(logits, batch.values[asked])
             optimizer.zero_grad()
@@ -100,7 +101,7 @@ def accuracy(model: ListOpsEncoder, trees: ListOps, count: int, seed: int) -> Ac
     right, values, roots = [], [], []
     for _ in range(count):
         batch = next(batches)
-        asked = batch.values[0] != NO_ANSWER
+        asked = batch.values[0] != NO_LABEL
         values.append(batch.values[0, asked])
         right.append((model(batch.tokens)[0, asked].argmax(-1) == values[-1]).float())
         roots.append(torch.arange(len(values[-1])) == len(values[-1]) - 1)
