@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from attnbench.contract.problem.mask import Mask
 from attnbench.contract.reads import Read
@@ -63,8 +63,43 @@ class Rounds:
     """Values of several tokens share scales, too. Laws about later tokens then turn the signs of their values alone."""
 
 
-TraitChanges = Mapping[str, Any]
-"""Claims of a variant that differ with certain options: fields of :class:`Traits`, under the same rules."""
+class TraitChanges(TypedDict, total=False):
+    """Claims of a variant that differ with certain options: fields of :class:`Traits`."""
+
+    target: Target
+    exact: bool
+    causal: bool | No
+    cross: bool | No
+    key_padding: bool | No
+    stochastic: bool
+    rows_sum_to_one: bool
+    decode: bool | No
+    meets: Meets | Unsaid
+    bias: bool | No
+    mask: bool | No
+    documents: bool | No
+    q_start: bool | No
+    sink: bool | No
+    shares: Sharing | No
+    heads_apart: bool
+    reads: tuple[Read, ...]
+    v_dim: bool | No
+    longer: bool | No
+    permutable: bool | None
+    dtypes: Dtypes
+    compiled: bool
+    rounds_together: bool
+    rounds: Rounds | None
+    emulated: str
+    exact_with: tuple[str, ...]
+    converges_with: str
+    knob: Knob | None
+    reads_ahead: str
+    baseline: str
+    own_form: str
+    cost: str
+
+
 Given = tuple[tuple[str, TraitChanges], ...]
 
 

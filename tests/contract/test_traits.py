@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.contract.traits import ABILITIES, Knob, No, Rounds, Traits
+from attnbench.contract.traits import ABILITIES, Knob, No, Rounds, TraitChanges, Traits
 
 WRONG: dict[str, list[Any]] = {
     "target": ["exact", "Softmax", None, True],
@@ -88,3 +88,8 @@ def test_an_ability_is_true_or_has_a_reason() -> None:
 
 def test_what_is_printed_of_traits_is_what_was_said() -> None:
     assert repr(Traits(target="other", decode=True)) == "Traits(target='other', decode=True)"
+
+
+def test_a_claim_with_an_option_may_be_any_but_further_options() -> None:
+    changes = {name: one.__forward_arg__ for name, one in TraitChanges.__annotations__.items()}
+    assert changes == {field.name: field.type for field in fields(Traits) if field.name != "given"}
