@@ -18,6 +18,7 @@ from attnbench.errors import UsageError, any_of, did_you_mean
 from attnbench.figures.published.point_file import check_names, csv_lines, csv_text
 from attnbench.harness.compare.compare import CompareRow, Comparison, Contest, OnLength, Side, Stopped
 from attnbench.harness.compare.compare_question import CompareQuestion
+from attnbench.harness.outside.isolation import WorkerFailed
 from attnbench.harness.trial import load_all
 from attnbench.measure.machine import resolve_device
 from attnbench.measure.statistics import Ratio
@@ -278,10 +279,10 @@ class ReadyContests:
     def answer(self, watching: Callable[[Workload, Contest], OnLength]) -> Best:
         """Measure until the end or Ctrl-C; ``watching`` is called before each shape and watches its lengths.
 
-        Raises WorkerFailed if the worker cannot be started, and KeyboardInterrupt before a first length was finished.
+        Raises WorkerFailed and KeyboardInterrupt before a first length was finished.
         """
         best = Best(self.max_error, sum(one.ratios for one in self.contests))
-        for asked, contest in zip(self.asked, self.contests, strict=True):
+        for place, (asked, contest) in enumerate(zip(self.asked, self.contests, strict=True)):
             contest = replace(contest, family=best.family, known=best.records)
             try:
                 found = contest.answer(watching(asked, contest))
@@ -291,6 +292,11 @@ class ReadyContests:
                     best.add(asked, contest.about, pressed.comparison)
                 elif not best.choices:
                     raise
+                return best
+            except WorkerFailed as error:
+                if not best.choices:
+                    raise
+                best.warnings.append(f"{error}; not measured: {', '.join(one.name for one in self.asked[place:])}")
                 return best
             best.add(asked, contest.about, found)
         return best

@@ -18,6 +18,7 @@ from attnbench.contract.spec import parse_spec
 from attnbench.errors import Exit, UsageError
 from attnbench.harness.compare import compare as compare_module
 from attnbench.harness.compare.compare import CompareRow, Comparison, Contest, Side
+from attnbench.harness.outside.isolation import WorkerFailed
 from attnbench.measure.statistics import Ratio, Said, judged
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -121,6 +122,25 @@ def test_the_verdicts_of_all_shapes_hold_together(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Contest, "answer", contest)
     assert prepared.answer(lambda asked, contest: lambda *_: None).family == 12
     assert seen == [12, 12]
+
+
+def test_shapes_that_are_finished_stand_if_no_process_starts_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"device": "cpu", "plugins": (), "max_error": 0.02, "shape": None, "variants": ()}
+    prepared = ReadyContests.of(shapes_of(None, "llama3-8b,gpt-oss", [64]), ["softmax", "sdpa"], given)
+    measured = rows(side("softmax", 2.0), side("sdpa", 1.0))
+    answers = [Comparison([], rows={pair: [row] for pair, row in measured.items()})]
+
+    def contest(self: Contest, watched: object) -> Comparison:
+        if not answers:
+            raise WorkerFailed("the measuring process did not start: no memory")
+        return answers.pop()
+
+    monkeypatch.setattr(Contest, "answer", contest)
+    found = prepared.answer(lambda asked, contest: lambda *_: None)
+    assert [one.asked.name for one in found.choices] == ["llama3-8b"]
+    assert found.warnings == ["the measuring process did not start: no memory; not measured: gpt-oss"]
+    with pytest.raises(WorkerFailed):
+        prepared.answer(lambda asked, contest: lambda *_: None)
 
 
 def test_exact_stands_for_the_exact_forms_of_the_machine_and_for_none_twice() -> None:
