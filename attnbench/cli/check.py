@@ -120,9 +120,8 @@ def check(
             raise UsageError(f"{option} belongs to a module of a file: attnbench check FILE.py:Class {option} {one}")
     known = set(VARIANTS.names())
     load_all(plugin or [])
-    names = list(dict.fromkeys(variants or [name for name in VARIANTS.names() if name not in known]))
-    everything = "all" in names
-    names = VARIANTS.names() if everything else names
+    asked = variants or [name for name in VARIANTS.names() if name not in known]
+    everything, names = "all" in asked, _spelled_out(asked)
     if not names:
         raise UsageError(
             "check needs a variant, or 'all'; for example: attnbench check performer"
@@ -353,6 +352,13 @@ def check_module(wanted: Probe, settings: Settings, *, label: str | None, timeou
         raise typer.Exit(Exit.FAILED)
 
 
+def _spelled_out(names: Sequence[str]) -> list[str]:
+    """Each name once, and every variant in the place of ``all``."""
+    from attnbench.contract.variant import VARIANTS
+
+    return list(dict.fromkeys(one for name in names for one in (VARIANTS.names() if name == "all" else [name])))
+
+
 def check_bits(
     variants: Sequence[str], settings: Settings, *, dtype: str | None, timeout: float, as_json: bool
 ) -> None:
@@ -361,7 +367,6 @@ def check_bits(
     Raises UsageError for an unknown variant, and Unsupported if the only one does not take the data type.
     """
     from attnbench.contract.plugins.discovery import with_modules
-    from attnbench.contract.variant import VARIANTS
     from attnbench.harness.outside.isolation import Worker
     from attnbench.harness.outside.law_requests import bits
     from attnbench.harness.trial import load_all
@@ -370,7 +375,7 @@ def check_bits(
 
     names, more = with_modules(variants, settings.plugins)
     load_all(more)
-    names = VARIANTS.names() if "all" in names else list(dict.fromkeys(names))
+    names = _spelled_out(names)
     if not names:
         raise UsageError("check --bits needs a variant, or 'all'; for example: attnbench check gla --bits")
     for name in names:

@@ -102,6 +102,8 @@ def test_all_passes_over_what_cannot_run_here_and_says_why(
     assert main(["check", "--threads", "1", "all", *arguments, "--json"]) == 0
     assert {"variant": "gpu", "unsupported": "gpu: it wants a GPU"} in json.loads(capsys.readouterr().out)
     assert main(["check", "--threads", "1", "gpu", *arguments]) == 2
+    assert main(["check", "--threads", "1", "all", "linear:chunk=8", *arguments]) == 0
+    assert "3 of 3 variants are what they say they are" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
