@@ -78,7 +78,7 @@ def _title(frame: pd.DataFrame, base: str, crossed: Mapping[str, Mapping[str, An
         if str(label) in crossed:
             first = next((one for one in rows.sort_values("seq_len")["verdict"] if one in ("faster", "slower")), "")
             since = f"from n = {plain(round(crossed[str(label)]['seq_len']))} on"
-            words = f"faster {since} than" if first == "slower" else f"overtaken {since} by"
+            words = f"{since} faster than" if first == "slower" else f"overtaken {since} by"
         elif len(verdicts) == 1 and verdicts <= {"faster", "slower"}:
             words = f"{verdicts.pop()} than"
         elif verdicts & {"faster", "slower"}:

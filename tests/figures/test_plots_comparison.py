@@ -172,7 +172,7 @@ def test_the_names_of_many_variants_stay_on_the_page(width: str, faults: Callabl
     ("order", "said"),
     [
         (("softmax", "linear"), "softmax is overtaken from n = 4000 on by linear"),
-        (("linear", "softmax"), "linear is faster from n = 4000 on than softmax"),
+        (("linear", "softmax"), "linear is from n = 4000 on faster than softmax"),
     ],
 )
 def test_the_title_says_which_of_the_two_is_faster_beyond_the_crossover(
