@@ -55,9 +55,10 @@ def claims(
 
     tables = [load(one) for one in dict.fromkeys(given or ()) if is_table(one)]
     results = [Path(one) for one in given or () if not is_table(one)] or None
-    if results and not run and (path := next((one for one in results if not one.exists()), None)):
-        hint = did_you_mean(str(path), SHIPPED) or f"; there are {', '.join(SHIPPED)}"
-        raise UsageError(f"{path}: no results, and no published table{hint}")
+    for path in (one for one in results or () if not one.exists()):
+        if (hint := did_you_mean(str(path), SHIPPED)) or not run:  # a run makes its folder
+            there = hint or f"; there are {', '.join(SHIPPED)}"
+            raise UsageError(f"{path}: no results, and no published table{there}")
     if tables and run:
         _measure([], results, tables=[_mentioning(one, select or "") for one in tables], limit=cell_timeout)
     table = _rows(results) if tables else None

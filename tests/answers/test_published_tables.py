@@ -358,8 +358,13 @@ def test_a_table_that_cannot_be_read_is_one_line_and_names_no_other_form(content
         load(str(file))
 
 
-def test_an_unknown_name_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", "linformr"]) == 2
+@pytest.mark.parametrize("more", [[], ["--run"]])
+def test_an_unknown_name_is_one_line(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["claims", "linformr", *more]) == 2
+    assert not any(tmp_path.iterdir())
     assert "no published table; did you mean 'linformer'?" in capsys.readouterr().err
 
 
