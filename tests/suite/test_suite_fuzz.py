@@ -85,7 +85,7 @@ def test_any_file_is_a_suite_or_refused_in_one_line(tmp_path: Path, content: byt
 
 SCALARS = st.none() | st.booleans() | st.integers(-10, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
 WORDS = st.sampled_from(
-    ["softmax", "performer", "performer:features=3", "time", "s", "1..8", ">=4", "float32", "", "no"]
+    ["softmax", "radial", "performer", "performer:features=3", "time", "s", "1..8", ">=4", "float32", "", "no"]
 )
 VALUES = st.recursive(
     SCALARS | WORDS | st.text(max_size=6),
