@@ -15,8 +15,8 @@ class Exit(IntEnum):
     """Done. Cells that failed are rows with a status and a reason."""
     FAILED = 1
     """``run``, ``compare``, ``best``, ``match``, ``score`` and ``swap``: nothing could be measured. ``check``: a law is
-    broken. ``gate``: something got worse. Otherwise the measuring process did not start, or something failed that
-    nobody expected."""
+    broken. ``gate``: something got worse. Otherwise the measuring process did not start, or an unforeseen error ended
+    the command."""
     USAGE = 2
     """Wrong usage, an invalid suite, or an input file or plug-in that cannot be read. Nothing was written."""
     CORRUPT = 65

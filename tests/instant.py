@@ -59,7 +59,7 @@ class Instant:
 
 
 class Listening(Watcher):
-    """Keeps what it is told."""
+    """Keeps all messages."""
 
     def __init__(self) -> None:
         self.numbers: tuple[int, ...] = ()

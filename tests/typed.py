@@ -13,7 +13,7 @@ from tests.forked import forks
 def in_a_new_process(
     *arguments: str, folder: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """How ``attnbench ARGUMENTS`` ended in ``folder``, or here, and what it printed."""
+    """The outcome of ``attnbench ARGUMENTS`` in ``folder``, or here, with its output."""
     return subprocess.run(
         [sys.executable, "-m", "attnbench", *arguments],
         capture_output=True,

@@ -408,7 +408,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """An error in one line; of one of ours its message alone, and of a lack of memory what is known of that."""
+    """An error in one line: the message alone if the error is one of attnbench, the amount if memory was lacking."""
     told = str(error) if isinstance(error, AttnbenchError) else said(error)
     return (out_of_memory(error) or told).partition("\n")[0].rstrip(": ")
 

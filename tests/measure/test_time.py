@@ -17,7 +17,7 @@ from attnbench.measure.yardstick import Reading, Yardstick
 
 @dataclass
 class FakeClock:
-    """A stopwatch whose calls take as long as it is told; counts what it was asked."""
+    """A stopwatch with calls of a given length; keeps the number of calls of each sample."""
 
     seconds: float = 0.01
     asked: list[int] = field(default_factory=list)

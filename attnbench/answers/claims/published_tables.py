@@ -303,4 +303,4 @@ def _single(axis: str, value: Value) -> Value:
             return parse_range(value)[0]
         if ".." in value or "," in value:
             raise UsageError(f"{axis!r} is {shown(value)}; write a list with one number for each of the values")
-    return value  # the suite refuses what is no value
+    return value  # the suite refuses all other values

@@ -90,7 +90,7 @@ class Gate:
         """Called with the part of a visit that begins, such as a law."""
 
     def learn(self, records: Iterable[Record]) -> None:
-        """Take over what rows say of their settings: a broken law is the reason of its row, unless it is tolerated."""
+        """Take over the verdicts of rows: a broken law is the reason of its row, unless it is tolerated."""
         for one in records:
             if one.laws:
                 broken = one.laws not in (HELD, UNCHECKED, NOT_TRIED) and repr(one.laws) in one.reason

@@ -35,8 +35,8 @@ class Answers:
     def interval(self) -> tuple[float, float]:
         """95 % interval over test examples: Wilson's.
 
-        If sequences have several answers, that of a bootstrap over sequences, and at least Wilson's: without a wrong
-        answer all resamples are alike.
+        For several answers a sequence it is the interval of a bootstrap over sequences, and at least Wilson's: all
+        resamples are alike if no answer is wrong.
         """
         low, high = _wilson(int(self.right.sum()), max(1, int(self.asked.sum())))
         if not self.per_token:

@@ -152,7 +152,7 @@ def score(
 
 @contextmanager
 def _removed_at_the_end(checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
-    """Remove them after this block, also if it raises an error in which another try would end as well."""
+    """Remove the checkpoints after this block, also after an error that another try would repeat."""
     try:
         yield
     except (BrokenContract, Diverged):
@@ -308,7 +308,7 @@ class Filling(nn.Module):
 
 
 def filling_loss(encoder: Encoder, share: float, *, seed: int, device: str) -> Loss:
-    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, but at least one, others in each step."""
+    """Mean cross-entropy of the masked tokens: ``share`` of the real ones, at least one, drawn again in each step."""
     towers = encoder.form.towers
 
     def loss(model: nn.Module, examples: Examples, step: int) -> Tensor:
