@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get("_ATTNBENCH_COMPLETE") == "complete_bash":
         join_words()
     # Else Python searches all that torch brings for garbage: 0.2 s while it is imported, and 0.2 s at the end.
-    gc.set_threshold(100_000)
+    gc.set_threshold(1_000_000)
     atexit.register(gc.freeze)
     os.environ.pop("MPLBACKEND", None)  # matplotlib refuses to be imported with a name that it does not know
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if a home cannot be written

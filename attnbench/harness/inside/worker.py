@@ -253,8 +253,11 @@ def _answer(stream: TextIO, message: dict[str, Any]) -> None:
 
 
 def _import() -> None:
+    import attnbench.harness.inside.canary
     import attnbench.harness.inside.execute
-    import attnbench.harness.inside.traces  # noqa: F401  # all of them for later use
+    import attnbench.harness.inside.pairs
+    import attnbench.harness.inside.traces
+    import attnbench.harness.wire.protocol  # noqa: F401  # all of them for later use
 
 
 def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]:
