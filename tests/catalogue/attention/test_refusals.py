@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -110,6 +111,17 @@ NOT_IN_THIS_SHAPE: list[tuple[str, dict[str, Any], str]] = [
     ("per-head:parts=softmax+local", {"kv_len": 12}, "local: cross-attention: the window needs"),
     ("per-head:parts=softmax+linformer[rank=50]", {}, "rank 50 is above"),
 ]
+IDLE = [
+    ("minference:window=8", "pattern=a-shape"),
+    *((f"minference:pattern=a-shape,{one}=3", "pattern=vertical-slash") for one in ("vertical", "slash", "last")),
+    *((f"{name}:indexer=exact,index_dim=8", "indexer=random or indexer=learned") for name in ("indexed", "msa")),
+    ("msa:index_heads=2", "score=relu"),
+    ("msa:indexer=exact,score=relu", "indexer=random or indexer=learned"),
+    ("kernel:order=dense,chunk=5", "order=associated"),
+    *((f"nsa:branch={one},top_n=4", "branch=all or branch=selected") for one in ("window", "compressed")),
+    ("nsa:branch=selected,window=8", "branch=all or branch=window"),
+    ("per-head:parts=softmax+kernel[order=dense,chunk=5]", "order=associated"),
+]
 LENGTHS = [
     *("aft:factors=2", "aft:mode=local,factors=2", "bigbird:block=3", "cosformer", "gmlp", "graph", "hyena"),
     *("linformer:rank=2", "linformer:rank=2,projection=jl", "location", "long-conv", "mlp-mixer", "synthesizer"),
@@ -129,9 +141,19 @@ def test_what_a_shape_does_not_allow_is_refused(text: str, shape: dict[str, Any]
         build(text, Shape(**{"batch": 2, "heads": 2, "seq_len": 23, "head_dim": 6, **shape}))
 
 
+@pytest.mark.parametrize(("text", "needed"), IDLE)
+def test_an_option_that_does_nothing_is_refused_with_what_it_needs(text: str, needed: str) -> None:
+    option = re.findall(r"(\w+)=", text)[-1]
+    said = f"{option}: does nothing without {needed}; write that as well, or leave {option} out"
+    with pytest.raises(Unsupported, match=f"{re.escape(said)}$"):
+        build(text, Shape(2, 2, 23, 6))
+
+
 def test_what_a_shape_does_allow_is_built() -> None:
     build("aft:mode=conv,kernel=4", Shape(seq_len=8, causal=True))
     build("retnet:rotation=false", Shape(seq_len=8, head_dim=3))
+    build("nsa:branch=compressed,length=128,stride=128", Shape(seq_len=8))  # not held to a block that it has not
+    build("minference:pattern=a-shape,last=64", Shape(seq_len=8))  # its default
 
 
 @pytest.mark.parametrize("causal", [False, True])

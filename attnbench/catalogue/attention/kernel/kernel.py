@@ -27,7 +27,7 @@ from attnbench.catalogue.engines.recurrent.feature_sums import feature_sums, quo
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
-from attnbench.contract.variant import No, Traits, register
+from attnbench.contract.variant import Needs, No, Traits, register
 from attnbench.errors import Unsupported, UsageError
 
 _MAPS: dict[str, Map] = {"elu+1": elu_plus_one, "relu": torch.relu, "relu2": squared_relu}
@@ -122,7 +122,7 @@ class Kernel(nn.Module):
         degree: Annotated[
             int | None, Field(ge=2, le=8, multiple_of=2, description="power p of sim=poly; none: 2")
         ] = None,
-        chunk: Chunk = 64,
+        chunk: Annotated[Chunk, Needs("order=associated")] = 64,
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
