@@ -14,9 +14,6 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
 
 WITHOUT_MEANING = [
-    ("aft:window=3", "belongs to mode=local"),
-    ("aft:kernel=3", "belongs to mode=conv"),
-    ("aft:mode=simple,factors=3", "belongs to mode=full or local"),
     ("aft:mode=conv,kernel=4", "kernel=4 must be odd"),
     ("chunked:query_chunk=0", "option query_chunk=0 must be at least 1"),
     ("chunked:key_chunk=0", "option key_chunk=0 must be at least 1"),
@@ -27,8 +24,6 @@ WITHOUT_MEANING = [
     ("flex:global_tokens=2", "global_tokens stand beside a window"),
     ("gmlp:ffn=7", "ffn=7 must be even"),
     ("hyperattention:bits=17", "bits"),
-    ("kernel:sim=cosine,key_map=relu", "belongs to sim="),
-    ("kernel:sim=relu,degree=4", "belongs to sim="),
     ("kernel:sim=poly,degree=3,order=dense", "degree=3"),
     *(
         (f"{name}:budget=4,ratio=0.5", "remove one of them")
@@ -36,10 +31,6 @@ WITHOUT_MEANING = [
     ),
     ("snapkv:pool=4", "write pool=5"),
     ("linear:rotary=true,form=triton", "rotary belongs to form=torch"),
-    *(
-        (f"linformer:rank=4,projection={one},delta=0.1", "delta needs projection=jl")
-        for one in ("learned", "mean-pool", "max-pool", "conv")
-    ),
     ("local:window=5,block=8", "window .* or block"),
     ("local:look_around=1", "needs block"),
     ("local:block=8,dilation=2", "dilation belongs to a sliding window"),
@@ -49,7 +40,6 @@ WITHOUT_MEANING = [
     ("mla:rope_dim=3", "rope_dim=3 must be even"),
     *((f"nsa:{one},stride=4", "nsa: option .*=6 must be a multiple of stride=4") for one in ("length=6", "block=6")),
     ("nystrom:conv=4", "conv=4 must be odd"),
-    ("nystrom:pinv=exact,iterations=3", "iterations needs pinv=newton"),
     ("oracle-lowrank:rank=0", "at least 1"),
     ("oracle-topk:keys=0", "at least 1"),
     ("pooling:pool=4", "pool=4 must be odd"),
@@ -61,20 +51,15 @@ WITHOUT_MEANING = [
     ("rfa:kernel=arccos,temperature=0.5", r"temperature .* cancels"),
     ("rfa-gated:kernel=arccos,temperature=0.5", r"temperature .* cancels"),
     ("sdpa:backend=fast", "option backend=fast must be 'auto', 'math', 'flash', 'efficient' or 'cudnn'"),
-    ("skyformer:inverse=exact,iterations=3", "iterations needs inverse=newton"),
     ("softmax:chunk=3", "unknown option 'chunk'"),
-    ("sparse:summary=4", "belongs to pattern=fixed"),
     ("sparse:pattern=fixed,length=4,summary=5", "summary=5 does not fit"),
-    ("sparse:pattern=stride,summary=4", "belongs to pattern=fixed"),
     ("sparse:pattern=summary,length=4,summary=5", "summary=5 does not fit"),
     ("sparse:pattern=stride,heads=split", "one part"),
     ("sparse:pattern=summary,heads=split", "one part"),
     ("sparse:length=0", "length"),
     ("sparse:pattern=columns", "pattern"),
-    ("synthesizer:factors=8", "factors belongs to the factorized modes"),
     ("synthesizer:mode=random,hidden=8", "hidden belongs to dense weights"),
     ("synthesizer:mode=mixture,mixture=random+dot,hidden=8", "hidden belongs to dense weights"),
-    ("synthesizer:mixture=random+dot", "mixture belongs to mode=mixture"),
     ("topk:keys=0", "at least 1"),
     ("xattention:block=8,stride=3", "stride=3 must divide block=8"),
 ]
@@ -112,6 +97,20 @@ NOT_IN_THIS_SHAPE: list[tuple[str, dict[str, Any], str]] = [
     ("per-head:parts=softmax+linformer[rank=50]", {}, "rank 50 is above"),
 ]
 IDLE = [
+    ("aft:window=3", "mode=local"),
+    ("aft:kernel=3", "mode=conv"),
+    ("aft:mode=simple,factors=3", "mode=full or mode=local"),
+    ("kernel:sim=cosine,key_map=relu", "sim=elu+1 or sim=relu or sim=relu2"),
+    ("kernel:sim=relu,degree=4", "sim=poly"),
+    *(
+        (f"linformer:rank=4,projection={one},delta=0.1", "projection=jl")
+        for one in ("learned", "mean-pool", "max-pool", "conv")
+    ),
+    ("nystrom:pinv=exact,iterations=3", "pinv=newton"),
+    ("skyformer:inverse=exact,iterations=3", "inverse=newton"),
+    *((f"sparse:pattern={one},summary=4", "pattern=fixed or pattern=summary") for one in ("strided", "stride")),
+    ("synthesizer:factors=8", "mode=factorized-random or mode=factorized-dense"),
+    ("synthesizer:mixture=random+dot", "mode=mixture"),
     ("minference:window=8", "pattern=a-shape"),
     *((f"minference:pattern=a-shape,{one}=3", "pattern=vertical-slash") for one in ("vertical", "slash", "last")),
     *((f"{name}:indexer=exact,index_dim=8", "indexer=random or indexer=learned") for name in ("indexed", "msa")),
