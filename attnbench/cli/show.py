@@ -116,7 +116,8 @@ def options_of(entry: Entry) -> list[dict[str, Any]]:
     for name, field in entry.options.items():
         required = field.is_required()
         default = {"default": None if required else field.default, "required": required}
-        rows.append({"name": name, "type": _type_of(schema[name]), **default, "meaning": field.description or ""})
+        meaning = ": ".join([*(mark for option, mark in entry.needs if option == name), field.description or ""])
+        rows.append({"name": name, "type": _type_of(schema[name]), **default, "meaning": meaning})
     return rows
 
 

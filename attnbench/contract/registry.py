@@ -17,6 +17,16 @@ from attnbench.contract.spec import POSITIONAL, Scalar, Spec, format_scalar
 from attnbench.errors import UsageError, did_you_mean, plain_words
 
 
+class Needs(str):
+    """Mark in an option's annotation: it does nothing without one of these settings, ``mode=full or mode=local``."""
+
+    __slots__ = ()
+
+    @property
+    def settings(self) -> list[str]:
+        return self.split(" or ")
+
+
 @dataclass(frozen=True)
 class Entry:
     """A registered name; its options are the keyword-only parameters of ``make``: type, bounds, default, meaning."""
@@ -40,6 +50,12 @@ class Entry:
     def options(self) -> dict[str, FieldInfo]:
         """Option name -> annotation, default, description and bounds."""
         return dict(self.options_model.model_fields)
+
+    @property
+    def needs(self) -> list[tuple[str, Needs]]:
+        """Options that do nothing by themselves, each with a mark that has to hold."""
+        options = self.options.items()
+        return [(name, mark) for name, option in options for mark in option.metadata if isinstance(mark, Needs)]
 
     def check(self, options: Mapping[str, Scalar]) -> dict[str, Any]:
         """Validate ``options`` and return only those given, so that defaults stay in one place.

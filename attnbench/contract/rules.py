@@ -150,7 +150,8 @@ def broken_option(entry: Entry, traits: Traits, settings: tuple[str, ...]) -> st
         known = entry.options
     except Exception as error:  # a type that pydantic does not understand may raise anything
         return f"a type of its options is not understood: {' '.join(str(error).split())[:100]}"
-    for where, options in _mentioned(traits, settings):
+    needed = [(f"{name}: needs {setting!r}", setting) for name, mark in entry.needs for setting in mark.settings]
+    for where, options in (*_mentioned(traits, settings), *needed):
         try:
             entry.check(dict(parse_spec(f"{entry.name}:{options}".rstrip(":")).options))
         except UsageError as error:

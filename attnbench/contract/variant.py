@@ -55,6 +55,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.reads import counted
 from attnbench.contract.reasons import with_reasons
 from attnbench.contract.registry import Entry, Registry
+from attnbench.contract.registry import Needs as Needs
 from attnbench.contract.rules import FAMILIES as FAMILIES
 from attnbench.contract.rules import Facts, broken_class, broken_fact, broken_option
 from attnbench.contract.spec import Scalar, Spec, format_scalar, parse_spec
@@ -161,10 +162,21 @@ class Variant(Entry, Facts):
         keeps = self.kind == "operator" and self.claims(spec).meets not in ("state", "nothing")
         return shape.K * (shape.D + shape.E) * width if keeps else None
 
+    def idle_option(self, spec: Spec) -> str | None:
+        """The first option of ``spec`` that does nothing beside the others, and the remedy; None if there is none."""
+        options = dict(self.complete(spec).options)
+        for name, needed in self.needs:
+            is_default = options.get(name) == self.options[name].default
+            if not is_default and not any(_holds(setting, options) for setting in needed.settings):
+                return f"{name}: does nothing without {needed}; write that as well, or leave {name} out"
+        return None
+
     def unsupported_reason(
         self, shape: Shape, *, key_mask: bool = False, decode: bool = False, spec: Spec | None = None
     ) -> str | None:
-        """Why the traits rule out this shape, or None; with the options of ``spec``, if that is given."""
+        """Why the traits or the options of ``spec``, if that is given, rule out this shape; None if they do not."""
+        if spec is not None and (idle := self.idle_option(spec)):
+            return idle
         traits = self.traits if spec is None else self.claims(spec, causal=shape.causal)
         # With some options steps do not repeat the output of the whole sequence, and can be taken all the same.
         steps = self.traits.decode

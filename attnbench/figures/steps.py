@@ -74,9 +74,10 @@ def _panel(setting: Setting, names: Mapping[str, str]) -> ScorePanel:
 
 
 def _line(row: pd.Series, name: str) -> ScoreLine:
-    errors = tuple(float(one) for one in json.loads(row["rel_error_steps"]))
-    ends = np.linspace(0, float(row["new_tokens"]), len(errors) + 1)
-    middle = tuple(float(x) for x in (ends[1:] + ends[:-1] + 1) / 2)
+    every = np.array(json.loads(row["rel_error_steps"]), dtype=float)
+    ends = np.linspace(0, float(row["new_tokens"]), len(every) + 1)
+    known = np.isfinite(every)
+    middle, errors = (tuple(map(float, one[known])) for one in ((ends[1:] + ends[:-1] + 1) / 2, every))
     return ScoreLine(name, str(row["family"]), middle, errors, errors, errors)
 
 

@@ -61,9 +61,9 @@ class ErrorResult:
     number, where any output held NaN or infinity."""
     rel_error_std: float | None = None
     """Standard deviation over the draws; None for a single one."""
-    steps: tuple[float, ...] = ()
+    steps: tuple[float | None, ...] = ()
     """In pass ``generate`` the rel_error of each of :data:`STRETCHES` stretches of the steps, or of each step if there
-    are fewer; the median over the draws. Else empty."""
+    are fewer; the median over the draws, and None if the exact outputs of a stretch are 0. Else empty."""
     first: float | None = None
     """The same for the first quarter of the steps."""
     last: float | None = None
@@ -351,7 +351,7 @@ class _Draw:
     cosine: float
     trivial_error: float
     kept_mass: float | None = None
-    stretches: tuple[float, ...] = ()
+    stretches: tuple[float | None, ...] = ()
     """The rel_error of the first quarter of the steps, of the last, and of each stretch."""
 
 
@@ -484,16 +484,18 @@ def stretches(steps: int) -> list[slice]:
     return [slice(i * steps // count, (i + 1) * steps // count) for i in range(count)]
 
 
-def _of_stretches(output: Tensor, exact: Tensor) -> tuple[float, ...]:
-    """The errors of the first and the last quarter of the steps ``(B, H, r, E)``, and of each stretch."""
+def _of_stretches(output: Tensor, exact: Tensor) -> tuple[float | None, ...]:
+    """The errors of the first and last quarter of the steps ``(B, H, r, E)``, and of each stretch; None for zeros."""
     r = exact.shape[2]
     quarter = -(-r // 4)
     parts = [slice(0, quarter), slice(r - quarter, r), *stretches(r)]
-    return tuple(relative_error(output[:, :, part], exact[:, :, part]) for part in parts)
+    pairs = [(output[:, :, part], exact[:, :, part]) for part in parts]
+    return tuple(relative_error(*pair) if pair[1].any() else None for pair in pairs)
 
 
-def _over_steps(draws: list[tuple[float, ...]]) -> dict[str, Any]:
-    medians = [statistics.median(one) for one in zip(*draws, strict=True)]
+def _over_steps(draws: list[tuple[float | None, ...]]) -> dict[str, Any]:
+    known = [[error for error in part if error is not None] for part in zip(*draws, strict=True)]
+    medians = [statistics.median(errors) if errors else None for errors in known]
     return {"first": medians[0], "last": medians[1], "steps": tuple(medians[2:])} if medians else {}
 
 

@@ -127,12 +127,12 @@ def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, floa
         return None
     logs = np.log(middles)
     half = student(len(logs) - 1) * math.sqrt(float(logs.var(ddof=1)) / len(logs))
-    low, high = _ends(float(logs.mean()), half)
+    low, high = ends_of(float(logs.mean()), half)
     among = median([sample for one in rounds for sample in one])
     return min(low, among), max(high, among)
 
 
-def _ends(middle: float, half: float) -> tuple[float, float]:
+def ends_of(middle: float, half: float) -> tuple[float, float]:
     """Ends of an interval of a time or ratio, from that of its logarithm."""
     low, high = (math.exp(max(-_FARTHEST, min(_FARTHEST, end))) for end in (middle - half, middle + half))
     return low, high
@@ -176,7 +176,7 @@ def joint_ratio(a: Ends, b: Ends, family: int, shared: tuple[float, int]) -> tup
         half = max(half, student(freedom, family) * math.sqrt(total))
     if fewest < FEWEST_VISITS:
         half = max(half, math.log1p(MODES))
-    return _ends(middle, half)
+    return ends_of(middle, half)
 
 
 @cache
@@ -404,7 +404,7 @@ def paired_ratio(
             return None
         spread = max(LEAST_SPREAD, float(np.std(middles, ddof=1)))
         half = student(len(middles) - 1, family) * spread / math.sqrt(len(middles))
-        return _ends(middle, half)
+        return ends_of(middle, half)
 
     low, high = ends(1) or (None, None)
     joint = ends(family * len(LOOKS))

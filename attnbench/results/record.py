@@ -257,7 +257,7 @@ class Record:
     """In pass ``generate``: rel_error of the last quarter of the new tokens alone."""
     rel_error_steps: str = ""
     """In pass ``generate``: JSON list of the rel_error of 32 neighbouring stretches of the new tokens, as equal as can
-    be, or of each token where there are fewer. Empty in other passes."""
+    be, or of each token where there are fewer; null for a stretch whose exact outputs are 0. Empty in other passes."""
     max_abs_error: Annotated[float | None, Column(schema=1)] = None
     """The largest difference of one number of the output, over all draws."""
     cosine: Annotated[float | None, Column(negative=True, schema=1)] = None

@@ -431,6 +431,14 @@ def test_a_divisor_without_an_interval_decides_neither_the_drift_nor_blames_the_
     assert linear.note == "no interval: it takes 3 rounds of the unchanged variant in each run"
 
 
+def test_a_divisor_that_varies_beyond_all_numbers_withholds_every_verdict(tmp_path: Path) -> None:
+    rows = [Row(visits=(1e-150, 1e150, 1e-150)), Row("linear", visits=(1.0, 1.001, 0.999))]
+    old, new = (write_run(tmp_path / name, rows) for name in ("old", "new"))
+    decision = decided(old, new, GateQuestion(measures=("time",), relative_to="softmax"))
+    assert set(verdicts(decision).values()) == {"unsure"}
+    assert all(0 < one.low < one.ratio < one.high < math.inf for one in decision.findings)  # type: ignore[operator]
+
+
 def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(window_products="oneDNN"))
     with pytest.raises(UsageError) as refused:

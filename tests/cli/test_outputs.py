@@ -29,11 +29,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("match --from old --error 0.5 --csv old", Exit.CANNOT_CREATE, "cannot write old: Is a directory"),
         ("export old --parquet a --samples ./a", Exit.USAGE, "a is named for two outputs"),
         ("match --from old --error 0.5 --csv a.svg --plot a.svg", Exit.USAGE, "a.svg is named for two outputs"),
+        (
+            "match --from old --error 0.5 --csv a.txt --plot a.svg",
+            Exit.USAGE,
+            "figure may replace a.txt; choose another",
+        ),
+        ("match --from old --error 0.5 --plot kept.svg", Exit.USAGE, "notes of the figure may replace kept.txt"),
+        ("show local --picture kept.png", Exit.USAGE, "--picture kept.png: notes of the figure may replace kept.txt"),
     ],
 )
 def test_an_output_that_would_be_lost_is_refused_before_anything_is_done(
     words: str, code: Exit, why: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (runs / "kept.txt").write_text("as it was")
     before = files(runs)
     assert main(words.split()) == code
     said = capsys.readouterr()

@@ -173,3 +173,9 @@ def test_the_operator_within_a_layer_is_shown_with_the_gates_that_it_reads(capsy
     assert "(B, K, N, 1), at most 0: log2 of the share of the state" in text
     assert as_data(VARIANTS.get("sdpa"))["operator"] is None
     assert [one["name"] for one in as_data(VARIANTS.get("kda"))["operator"]["reads"]] == ["beta", "log2_decay"]
+
+
+def test_an_option_that_needs_another_says_so() -> None:
+    meanings = {one["name"]: one["meaning"] for one in as_data(VARIANTS.get("minference"))["options"]}
+    assert meanings["window"] == "pattern=a-shape: keys up to a query"
+    assert meanings["block"] == "tokens per block"

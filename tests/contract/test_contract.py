@@ -197,6 +197,9 @@ def test_every_option_has_a_default_and_says_what_it_is(entry: Variant) -> None:
 @each(PACKAGE)
 def test_its_settings_and_claims_are_of_options_of_its_own(entry: Variant) -> None:
     assert broken_option(entry, entry.traits, entry.settings) is None
+    texts = [*entry.settings, *(text.replace("{n}", "8") for text in entry.traits.exact_with)]
+    specs = [parse_spec(f"{entry.name}:{text}" if text else entry.name) for text in texts]
+    assert [one.label for one in specs if entry.idle_option(one)] == []
 
 
 @each(PACKAGE)

@@ -19,11 +19,11 @@ from tests.bare import in_bare_process
 from tests.forked import forks
 
 PLUGIN = """from __future__ import annotations
-from typing import Annotated
+from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 from attnbench import register
-from attnbench.contract.variant import No, Traits
+from attnbench.contract.variant import Needs, No, Traits
 
 @register("mine", **({"family": "kernel", "source": "me", "formula": "-", "cost": "O(n·d)"} | dict(FACTS)))
 class Mine(nn.Module):
@@ -64,6 +64,11 @@ def run(tmp_path: Path, code: str, *arguments: str) -> subprocess.CompletedProce
             "traits=Traits(given=(('szie=3', {}),))",
             "*, size: int = 3",
             "given 'szie=3': unknown option 'szie'; did you",
+        ),
+        (
+            "",
+            "*, size: Annotated[int, Needs('form=fast')] = 3, form: Literal['plain'] = 'plain'",
+            "size: needs 'form=fast': option form=fast must be 'plain'",
         ),
         ("", "*, size: Nothing = 3", "a type of its options is not understood: name 'Nothing' is not defined"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,12 @@ def test_the_distance_of_another_operator_is_marked_and_is_never_the_least_error
     assert "Least mean error over the new tokens: local" in said
     assert "linear *" in said
     assert any("is not an error" in line for line in said)
+
+
+@pytest.mark.parametrize("without", [None, math.nan, math.inf])
+def test_a_stretch_without_an_error_leaves_out_its_point_alone(without: float | None, run: Any, words: Words) -> None:
+    ends = {"performer": 0.5, "local": 0.3}
+    rows = [generated(run, one, [0.1, without, e, e, e], new_tokens=5) for one, e in ends.items()]  # type: ignore[list-item]
+    figure = draw_steps(run.table(rows))
+    assert sorted(lines(figure)[0]) == [([1.0, 3.0, 4.0, 5.0], [0.1, e, e, e]) for e in (0.3, 0.5)]
+    assert "Least mean error over the new tokens: local" in words(figure)

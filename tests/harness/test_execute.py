@@ -156,6 +156,14 @@ def test_compiled_code_runs_in_every_pass_on_a_gpu(pass_: Pass) -> None:
     assert (record.kernel, record.matmul_flops) == ("flex", products * 2 * 2 * 256 * 256 * 16)
 
 
+@pytest.mark.parametrize("level", ["operator", "layer", "model"])
+def test_an_option_that_does_nothing_beside_another_is_a_row_with_the_reason(level: Level) -> None:
+    asked = cell(level=level, model=SMALL if level == "model" else None)
+    record = measure(replace(asked, variant=parse_spec("kernel:order=dense,chunk=5")))
+    assert record.status is Status.UNSUPPORTED
+    assert record.reason == "chunk: does nothing without order=associated; write that as well, or leave chunk out"
+
+
 def test_what_cannot_decode_says_why() -> None:
     record = measure(cell("linformer", pass_="decode"))
     assert record.status is Status.UNSUPPORTED

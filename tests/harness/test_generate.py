@@ -25,6 +25,7 @@ from attnbench.harness.compare.length import Length
 from attnbench.harness.inside import call, execute
 from attnbench.harness.inside.execute import run_cell
 from attnbench.harness.wire.protocol import VisitCell
+from attnbench.laws import exact_error
 from attnbench.laws.exact_error import measure_error
 from attnbench.measure.laps import Laps, first_share
 from attnbench.measure.status import Status
@@ -348,3 +349,18 @@ def test_other_passes_have_no_error_over_steps() -> None:
     record, _ = run_cell(VisitCell(asked, TimingRules(quick=True), 0))
     assert record.rel_error is not None
     assert (record.rel_error_first, record.rel_error_last, record.rel_error_steps) == (None, None, "")
+
+
+def test_a_stretch_without_an_error_is_null_in_a_row_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(inputs: Spec, shape: Shape, seed: int) -> tuple[Tensor, ...]:
+        q, k, v = draw_qkv(inputs, shape, seed)
+        v[:, :, :-1] = 0
+        return q, k, v
+
+    monkeypatch.setattr(exact_error, "draw_qkv", late)
+    record = measure(cell("local:window=3", measure=("error",), error_draws=1, seed=77))
+    assert record.status is Status.OK, record.reason
+    *without, last = json.loads(record.rel_error_steps)
+    assert (record.rel_error_first, without) == (None, [None] * 4)
+    assert last == pytest.approx(record.rel_error, rel=1e-3)
+    json.dumps(record.to_json(), allow_nan=False)

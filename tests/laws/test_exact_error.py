@@ -771,6 +771,21 @@ def test_the_error_of_each_stretch_of_steps_is_told_and_that_of_the_first_and_th
     assert result.rel_error == pytest.approx(off(0, steps))
 
 
+def late(shape: Shape, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Values that are 0 up to the second new token."""
+    q, k, v = INPUTS.get("gaussian").make(shape, generator)
+    v[:, :, : PROMPT.N + 2] = 0
+    return q, k, v
+
+
+def test_steps_whose_exact_outputs_are_all_0_have_no_error_and_the_others_have_theirs() -> None:
+    register_input("late")(late)
+    result = generated("drifting", inputs="late")
+    assert (result.first, result.steps[:2]) == (None, (None, None))
+    assert result.steps[2:] == pytest.approx((0.03, 0.04, 0.05))
+    assert 0.04 < result.last < 0.05
+
+
 @pytest.mark.parametrize("steps", [1, 2, 31, 32, 33, 100])
 def test_stretches_follow_each_other_over_all_steps_and_differ_by_one_step_at_most(steps: int) -> None:
     parts = exact_error.stretches(steps)

@@ -174,7 +174,7 @@ FAULTS = [
     ("ChosenByTheFirstHead", "indexed:top_k=3,indexer=exact", "formula", "differs from the formula"),
     ("ChosenPerHead", "indexed:top_k=3,indexer=exact", "formula", "differs from the formula"),
     ("ChosenAmongTheFuture", "indexed:top_k=3,index_heads=2,index_dim=5", "causality", "moved the outputs"),
-    ("OpenBlocks", "nsa:block=4,length=4,stride=2,top_n=3,branch=compressed", "causality", "moved the outputs"),
+    ("OpenBlocks", "nsa:length=4,stride=2,branch=compressed", "causality", "moved the outputs"),
     ("BlocksOfTheWholePast", "nsa:block=6,length=6,stride=3,branch=selected", "causality", "moved the outputs"),
     ("BlocksPerHead", "nsa:block=4,length=4,stride=2,top_n=3,branch=selected", "shared heads", "from its formula"),
     ("BlocksOfTheFirstHead", "nsa:block=4,length=4,stride=2,top_n=3,branch=selected", "formula", "differs from the"),

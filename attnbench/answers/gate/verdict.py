@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from attnbench.answers.gate.join import RowPair, ratios_of_times
-from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ratios_over_visits
+from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ends_of, ratios_over_visits
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
 from attnbench.results.key import Key
@@ -114,7 +114,7 @@ def times_of(
     by = [pair for pair in reference if pair.key in ratios]
     if not by:
         return Times({}, found.between, median(ratios_of_times(reference)))
-    halves = [math.log(high / low) / 2 for _, low, high in (ratios[pair.key] for pair in by)]
+    halves = [(math.log(high) - math.log(low)) / 2 for _, low, high in (ratios[pair.key] for pair in by)]
     doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / len(by)
     return Times(ratios, found.between, median(ratios_of_times(by)), doubt)
 
@@ -162,11 +162,11 @@ def _of_time(pair: RowPair, before: float, now: float, limit: float, times: Time
     if pair.key not in times.ratios:
         lacking = "each run" if pair.rounds < FEWEST_VISITS else "the unchanged variant in each run"
         return replace(bare, note=f"no interval: it takes {FEWEST_VISITS} rounds of {lacking}", at_risk=True)
-    ratio, low, high = times.ratios[pair.key]
-    down, up = (math.exp(math.hypot(math.log(span), times.doubt)) for span in (ratio / low, high / ratio))
-    found = _with_interval(
-        bare, now / before / times.drift / down, now / before / times.drift * up, limit, "slower", "faster"
-    )
+    ratio, low, high = map(math.log, times.ratios[pair.key])
+    down, up = (math.hypot(span, times.doubt) for span in (ratio - low, high - ratio))
+    middle = math.log(now / before / times.drift)
+    ends = ends_of(middle, down)[0], ends_of(middle, up)[1]
+    found = _with_interval(bare, *ends, limit, "slower", "faster")
     if found.verdict != "unsure":
         rows = [row for row in (pair.old, pair.new) if row]
         shares = [by_host(row.label, row.launched or "eager", row.host_share) for row in rows]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "--plot") -> None:
     """Check before measuring that files can be written.
 
-    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn, or a file is named twice; CannotCreate
-    without a folder to write in, or if the file is a run's own, a folder or a link.
+    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn, a file is named twice, or the notes of
+    a new ``plot`` would replace another file; CannotCreate without a folder to write in, or if the file is a run's own,
+    a folder or a link.
     """
     from attnbench.files import refuse_output
 
@@ -31,6 +32,10 @@ def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "-
         if path.absolute() in written and (path.is_file() or not path.exists()):  # a pipe or terminal takes several
             raise UsageError(f"{path} is named for two outputs, and the second would replace the first; name another")
         written.add(path.absolute())
+    if plot is not None:
+        notes = plot.with_suffix(".txt")
+        if notes.absolute() in written or (notes.exists() and not plot.exists()):
+            raise UsageError(f"{option} {plot}: notes of the figure may replace {notes}; choose another name")
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path, *, whole: Sequence[str] = ()) -> None:

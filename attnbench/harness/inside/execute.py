@@ -195,7 +195,8 @@ def _add_error(record: Record, cell: Cell, begins: Callable[..., None], *, unche
     record.error_kind = result.kind
     record.rel_error, record.rel_error_std = result.rel_error, result.rel_error_std
     record.rel_error_first, record.rel_error_last = result.first, result.last
-    record.rel_error_steps = json.dumps([float(f"{one:.4g}") for one in result.steps]) if result.steps else ""
+    steps = [None if one is None else float(f"{one:.4g}") for one in result.steps]
+    record.rel_error_steps = json.dumps(steps) if steps else ""
     record.max_abs_error, record.cosine = result.max_abs_error, result.cosine
     record.trivial_error, record.error_draws = result.trivial_error, result.draws
     record.kept_mass, record.kept_pairs = result.kept_mass, result.kept_pairs

@@ -52,7 +52,7 @@ CHOSEN = [
     ("indexed:top_k=9", "peer.indexed.fla:top_k=9"),
     ("indexed:top_k=40", "peer.indexed.fla:top_k=40"),
     ("nsa:branch=selected,block=4,length=4,stride=4,top_n=4", "peer.nsa.fla:block=4,top_n=4"),
-    ("nsa:branch=compressed,block=4,length=4,stride=4", "peer.nsa.fla:block=4,branch=compressed"),
+    ("nsa:branch=compressed,length=4,stride=4", "peer.nsa.fla:block=4,branch=compressed"),
 ]
 GROUPED = Shape(batch=2, heads=4, seq_len=37, head_dim=8, causal=True, kv_heads=2)
 

@@ -25,7 +25,8 @@ def shape_of(causal: bool, kv_heads: int = 2, n: int = 19) -> Shape:
 
 
 def make(shape: Shape, indexer: str, **options: Any) -> IndexedAttention:
-    chosen = {"top_k": 5, "index_heads": 3, "index_dim": 6, **options}
+    of_index = {} if indexer == "exact" else {"index_heads": 3, "index_dim": 6}
+    chosen = {"top_k": 5, **of_index, **options}
     return built(IndexedAttention, "indexed", shape, indexer=indexer, **chosen).double()
 
 

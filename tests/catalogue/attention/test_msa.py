@@ -26,9 +26,8 @@ def shape_of(causal: bool, kv_heads: int = 2) -> Shape:
 def make(shape: Shape, indexer: str, **options: Any) -> MSA:
     indexer, relu, _ = indexer.partition("-relu")
     more = {"index_heads": 2, "score": "relu"} if relu else {}
-    return built(
-        MSA, "msa", shape, indexer=indexer, **{"block": 4, "blocks": 3, "index_dim": 6, **more, **options}
-    ).double()
+    of_index = {} if indexer == "exact" else {"index_dim": 6, **more}
+    return built(MSA, "msa", shape, indexer=indexer, **{"block": 4, "blocks": 3, **of_index, **options}).double()
 
 
 def numbers(m: MSA, q: Tensor, k: Tensor, g: int, t: int, seen: list[int]) -> dict[int, float]:

@@ -22,7 +22,14 @@ def shape_of(causal: bool, kv_heads: int = 2, n: int = 29) -> Shape:
 
 
 def make(shape: Shape, branch: str = "all", **options: Any) -> NSA:
-    chosen = {"block": 4, "length": 4, "stride": 2, "top_n": 4, "window": 5, **options}
+    of_pooled, of_selected, of_window = {"length": 4, "stride": 2}, {"block": 4, "top_n": 4}, {"window": 5}
+    of_branch = {
+        "all": {**of_pooled, **of_selected, **of_window},
+        "compressed": of_pooled,
+        "selected": {**of_pooled, **of_selected},
+        "window": of_window,
+    }
+    chosen = {**of_branch[branch], **options}
     module = built(NSA, "nsa", shape, branch=branch, **chosen).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

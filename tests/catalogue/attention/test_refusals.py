@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,9 +14,6 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.errors import Unsupported, UsageError
 
 WITHOUT_MEANING = [
-    ("aft:window=3", "belongs to mode=local"),
-    ("aft:kernel=3", "belongs to mode=conv"),
-    ("aft:mode=simple,factors=3", "belongs to mode=full or local"),
     ("aft:mode=conv,kernel=4", "kernel=4 must be odd"),
     ("chunked:query_chunk=0", "option query_chunk=0 must be at least 1"),
     ("chunked:key_chunk=0", "option key_chunk=0 must be at least 1"),
@@ -26,8 +24,6 @@ WITHOUT_MEANING = [
     ("flex:global_tokens=2", "global_tokens stand beside a window"),
     ("gmlp:ffn=7", "ffn=7 must be even"),
     ("hyperattention:bits=17", "bits"),
-    ("kernel:sim=cosine,key_map=relu", "belongs to sim="),
-    ("kernel:sim=relu,degree=4", "belongs to sim="),
     ("kernel:sim=poly,degree=3,order=dense", "degree=3"),
     *(
         (f"{name}:budget=4,ratio=0.5", "remove one of them")
@@ -35,10 +31,6 @@ WITHOUT_MEANING = [
     ),
     ("snapkv:pool=4", "write pool=5"),
     ("linear:rotary=true,form=triton", "rotary belongs to form=torch"),
-    *(
-        (f"linformer:rank=4,projection={one},delta=0.1", "delta needs projection=jl")
-        for one in ("learned", "mean-pool", "max-pool", "conv")
-    ),
     ("local:window=5,block=8", "window .* or block"),
     ("local:look_around=1", "needs block"),
     ("local:block=8,dilation=2", "dilation belongs to a sliding window"),
@@ -48,7 +40,6 @@ WITHOUT_MEANING = [
     ("mla:rope_dim=3", "rope_dim=3 must be even"),
     *((f"nsa:{one},stride=4", "nsa: option .*=6 must be a multiple of stride=4") for one in ("length=6", "block=6")),
     ("nystrom:conv=4", "conv=4 must be odd"),
-    ("nystrom:pinv=exact,iterations=3", "iterations needs pinv=newton"),
     ("oracle-lowrank:rank=0", "at least 1"),
     ("oracle-topk:keys=0", "at least 1"),
     ("pooling:pool=4", "pool=4 must be odd"),
@@ -60,20 +51,15 @@ WITHOUT_MEANING = [
     ("rfa:kernel=arccos,temperature=0.5", r"temperature .* cancels"),
     ("rfa-gated:kernel=arccos,temperature=0.5", r"temperature .* cancels"),
     ("sdpa:backend=fast", "option backend=fast must be 'auto', 'math', 'flash', 'efficient' or 'cudnn'"),
-    ("skyformer:inverse=exact,iterations=3", "iterations needs inverse=newton"),
     ("softmax:chunk=3", "unknown option 'chunk'"),
-    ("sparse:summary=4", "belongs to pattern=fixed"),
     ("sparse:pattern=fixed,length=4,summary=5", "summary=5 does not fit"),
-    ("sparse:pattern=stride,summary=4", "belongs to pattern=fixed"),
     ("sparse:pattern=summary,length=4,summary=5", "summary=5 does not fit"),
     ("sparse:pattern=stride,heads=split", "one part"),
     ("sparse:pattern=summary,heads=split", "one part"),
     ("sparse:length=0", "length"),
     ("sparse:pattern=columns", "pattern"),
-    ("synthesizer:factors=8", "factors belongs to the factorized modes"),
     ("synthesizer:mode=random,hidden=8", "hidden belongs to dense weights"),
     ("synthesizer:mode=mixture,mixture=random+dot,hidden=8", "hidden belongs to dense weights"),
-    ("synthesizer:mixture=random+dot", "mixture belongs to mode=mixture"),
     ("topk:keys=0", "at least 1"),
     ("xattention:block=8,stride=3", "stride=3 must divide block=8"),
 ]
@@ -110,6 +96,31 @@ NOT_IN_THIS_SHAPE: list[tuple[str, dict[str, Any], str]] = [
     ("per-head:parts=softmax+local", {"kv_len": 12}, "local: cross-attention: the window needs"),
     ("per-head:parts=softmax+linformer[rank=50]", {}, "rank 50 is above"),
 ]
+IDLE = [
+    ("aft:window=3", "mode=local"),
+    ("aft:kernel=3", "mode=conv"),
+    ("aft:mode=simple,factors=3", "mode=full or mode=local"),
+    ("kernel:sim=cosine,key_map=relu", "sim=elu+1 or sim=relu or sim=relu2"),
+    ("kernel:sim=relu,degree=4", "sim=poly"),
+    *(
+        (f"linformer:rank=4,projection={one},delta=0.1", "projection=jl")
+        for one in ("learned", "mean-pool", "max-pool", "conv")
+    ),
+    ("nystrom:pinv=exact,iterations=3", "pinv=newton"),
+    ("skyformer:inverse=exact,iterations=3", "inverse=newton"),
+    *((f"sparse:pattern={one},summary=4", "pattern=fixed or pattern=summary") for one in ("strided", "stride")),
+    ("synthesizer:factors=8", "mode=factorized-random or mode=factorized-dense"),
+    ("synthesizer:mixture=random+dot", "mode=mixture"),
+    ("minference:window=8", "pattern=a-shape"),
+    *((f"minference:pattern=a-shape,{one}=3", "pattern=vertical-slash") for one in ("vertical", "slash", "last")),
+    *((f"{name}:indexer=exact,index_dim=8", "indexer=random or indexer=learned") for name in ("indexed", "msa")),
+    ("msa:index_heads=2", "score=relu"),
+    ("msa:indexer=exact,score=relu", "indexer=random or indexer=learned"),
+    ("kernel:order=dense,chunk=5", "order=associated"),
+    *((f"nsa:branch={one},top_n=4", "branch=all or branch=selected") for one in ("window", "compressed")),
+    ("nsa:branch=selected,window=8", "branch=all or branch=window"),
+    ("per-head:parts=softmax+kernel[order=dense,chunk=5]", "order=associated"),
+]
 LENGTHS = [
     *("aft:factors=2", "aft:mode=local,factors=2", "bigbird:block=3", "cosformer", "gmlp", "graph", "hyena"),
     *("linformer:rank=2", "linformer:rank=2,projection=jl", "location", "long-conv", "mlp-mixer", "synthesizer"),
@@ -129,9 +140,19 @@ def test_what_a_shape_does_not_allow_is_refused(text: str, shape: dict[str, Any]
         build(text, Shape(**{"batch": 2, "heads": 2, "seq_len": 23, "head_dim": 6, **shape}))
 
 
+@pytest.mark.parametrize(("text", "needed"), IDLE)
+def test_an_option_that_does_nothing_is_refused_with_what_it_needs(text: str, needed: str) -> None:
+    option = re.findall(r"(\w+)=", text)[-1]
+    said = f"{option}: does nothing without {needed}; write that as well, or leave {option} out"
+    with pytest.raises(Unsupported, match=f"{re.escape(said)}$"):
+        build(text, Shape(2, 2, 23, 6))
+
+
 def test_what_a_shape_does_allow_is_built() -> None:
     build("aft:mode=conv,kernel=4", Shape(seq_len=8, causal=True))
     build("retnet:rotation=false", Shape(seq_len=8, head_dim=3))
+    build("nsa:branch=compressed,length=128,stride=128", Shape(seq_len=8))  # not held to a block that it has not
+    build("minference:pattern=a-shape,last=64", Shape(seq_len=8))  # its default
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -77,7 +77,7 @@ def test_a_state_holds_no_more_than_is_read_later(text: str, numbers: float) -> 
         ("hca:run=16,window=8", "layer", 8 * 4 // 16),
         ("msa:index_dim=6", "operator", 4 * (2 * (8 + 3) + 2 * 6)),
         ("msa:index_dim=6,indexer=learned", "operator", 4 * (2 * (8 + 3) + 6)),
-        ("msa:index_dim=6,indexer=exact", "operator", 4 * 2 * (8 + 3)),
+        ("msa:indexer=exact", "operator", 4 * 2 * (8 + 3)),
     ],
 )
 def test_a_row_says_what_a_token_costs(text: str, level: Level, stated: int) -> None:

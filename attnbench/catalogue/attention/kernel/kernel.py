@@ -27,8 +27,8 @@ from attnbench.catalogue.engines.recurrent.feature_sums import feature_sums, quo
 from attnbench.catalogue.engines.recurrent.stretches import by_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
-from attnbench.contract.variant import No, Traits, register
-from attnbench.errors import Unsupported, UsageError
+from attnbench.contract.variant import Needs, No, Traits, register
+from attnbench.errors import Unsupported
 
 _MAPS: dict[str, Map] = {"elu+1": elu_plus_one, "relu": torch.relu, "relu2": squared_relu}
 """Maps of each channel by itself, any two of which make a kernel."""
@@ -100,7 +100,6 @@ class Kernel(nn.Module):
     distinct products of two channels are features.
 
     Raises:
-        UsageError: ``key_map`` or ``degree`` with a sim that has none.
         Unsupported: ``order=associated`` for a kernel without finitely many features, or with more than D² of them.
     """
 
@@ -118,18 +117,15 @@ class Kernel(nn.Module):
         key_map: Annotated[
             Literal["elu+1", "relu", "relu2"] | None,
             Field(description="map of the keys, where it is not that of the queries"),
+            Needs("sim=elu+1 or sim=relu or sim=relu2"),
         ] = None,
         degree: Annotated[
-            int | None, Field(ge=2, le=8, multiple_of=2, description="power p of sim=poly; none: 2")
+            int | None, Field(ge=2, le=8, multiple_of=2, description="power p; none: 2"), Needs("sim=poly")
         ] = None,
-        chunk: Chunk = 64,
+        chunk: Annotated[Chunk, Needs("order=associated")] = 64,
         form: forms.Fla = "auto",
     ) -> None:
         super().__init__()
-        if key_map is not None and sim not in _MAPS:
-            raise UsageError(f"kernel: key_map belongs to sim={', '.join(_MAPS)}, not to sim={sim}")
-        if degree is not None and sim != "poly":
-            raise UsageError(f"kernel: degree belongs to sim=poly, not to sim={sim}")
         if order == "associated" and (sim in ("exp", "gaussian") or (degree or 2) > 2):
             what = f"(1 + s)^{degree} has D^{degree}" if sim == "poly" else f"{sim} has infinitely many"
             raise Unsupported(f"{what} features, too many to be summed first; write order=dense")

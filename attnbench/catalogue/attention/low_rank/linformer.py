@@ -13,8 +13,8 @@ from attnbench.catalogue.engines.low_rank.segments import Segments, any_real, at
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.traits import TraitChanges
-from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import Unsupported, UsageError
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
+from attnbench.errors import Unsupported
 
 _ONE_WIDTH = "one convolution serves the channels of keys and those of values, as many as of keys"
 _POOLED: TraitChanges = {"stochastic": False, "rows_sum_to_one": True, "longer": True}
@@ -85,7 +85,6 @@ class Linformer(nn.Module):
     Raises:
         Unsupported: rank above M, which would lengthen the sequence; separate projections where there is only one; in
             ``forward``, more keys than E or G has columns.
-        UsageError: ``delta`` without ``projection=jl``.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class Linformer(nn.Module):
             Field(description="learned matrix, pooling of runs of keys, learned convolution, or random (theorem 2)"),
         ] = "learned",
         delta: Annotated[
-            float | None, Field(gt=0, description="δ of projection=jl, by which E is scaled down; none: 1e-6")
+            float | None, Field(gt=0, description="δ, by which E is scaled down; none: 1e-6"), Needs("projection=jl")
         ] = None,
     ) -> None:
         super().__init__()
@@ -110,8 +109,6 @@ class Linformer(nn.Module):
             raise Unsupported(f"rank {rank} is above the {shape.M} keys: the projection would lengthen the sequence")
         if projection in ("mean-pool", "max-pool", "jl") and sharing != "key-value":
             raise Unsupported(f"{projection} is one projection for heads, keys and values: sharing must be key-value")
-        if delta is not None and projection != "jl":
-            raise UsageError("linformer: delta needs projection=jl; nothing else scales E")
         self.tied = ("E",) if sharing == "layerwise" else ()
         self.E: nn.Parameter | None = None
         self.F: nn.Parameter | None = None

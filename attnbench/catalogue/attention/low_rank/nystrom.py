@@ -15,7 +15,7 @@ from attnbench.catalogue.engines.low_rank.thin import attend_from_few_queries, a
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 from attnbench.errors import Unsupported, UsageError
 
 
@@ -60,7 +60,7 @@ class Nystrom(nn.Module):
 
     Raises:
         Unsupported: ``conv`` with keys from another sequence, which has no neighbours of a query.
-        UsageError: an even ``conv``; ``iterations`` with the exact pseudo-inverse.
+        UsageError: an even ``conv``.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Nystrom(nn.Module):
         pinv: Annotated[
             Literal["newton", "exact"], Field(description="pseudo-inverse by iterations or by singular values")
         ] = "newton",
-        iterations: Annotated[int | None, Field(ge=1, description="steps of pinv=newton; none: 6, the paper's")] = None,
+        iterations: Annotated[
+            int | None, Field(ge=1, description="steps; none: 6, the paper's"), Needs("pinv=newton")
+        ] = None,
         conv: Annotated[
             int | None, Field(ge=1, description="odd length of a learned convolution of V; none: no convolution")
         ] = None,
     ) -> None:
         super().__init__()
-        if pinv == "exact" and iterations is not None:
-            raise UsageError("nystrom: iterations needs pinv=newton; the exact pseudo-inverse has none")
         if conv is not None and conv % 2 == 0:
             raise UsageError(f"nystrom: option conv={conv} must be odd, so that each token is in the middle")
         if conv is not None and shape.cross:

@@ -13,8 +13,7 @@ from attnbench.catalogue.engines.low_rank.segments import nth_real, split, take
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import UsageError
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 
 _ROWS = 512
 """Tokens with kernel values held at a time if no gradient is wanted."""
@@ -79,12 +78,10 @@ class Skyformer(nn.Module):
         inverse: Annotated[
             Literal["newton", "exact"], Field(description="inverse by iterations or by elimination")
         ] = "newton",
-        iterations: Annotated[int | None, Field(ge=1, description="steps of inverse=newton; none: 6")] = None,
+        iterations: Annotated[int | None, Field(ge=1, description="steps; none: 6"), Needs("inverse=newton")] = None,
         ridge: Annotated[float, Field(gt=0, description="γ, added to the diagonal before inverting")] = 0.1,
     ) -> None:
         super().__init__()
-        if inverse == "exact" and iterations is not None:
-            raise UsageError("skyformer: iterations needs inverse=newton; the exact inverse has none")
         self.landmarks, self.inverse, self.cross, self.ridge = landmarks, inverse, shape.cross, ridge
         self.iterations = 6 if iterations is None else iterations
         # Integers, in units of 2^-31: a cast to half precision leaves them alone.

@@ -133,7 +133,7 @@ class PerHead(nn.Module):
                 raise UsageError(f"per-head: {entry.name} replaces the whole layer, so it cannot take single heads")
             options = entry.check(dict(part.spec.options))
             own = replace(shape, heads=max(1, heads))
-            if reason := entry.unsupported_reason(own):
+            if reason := entry.unsupported_reason(own, spec=part.spec):
                 raise Unsupported(f"{entry.name}: {reason}")
             if heads:
                 # Not with build(), whose seed would be the same for every part.

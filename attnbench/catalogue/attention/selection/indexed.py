@@ -18,7 +18,9 @@ from attnbench.catalogue.engines.precision import accumulator
 from attnbench.catalogue.engines.tiling import budget, tiles
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
+
+_INDEXED = Needs("indexer=random or indexer=learned")
 
 
 class RandomIndex(nn.Module):
@@ -150,8 +152,8 @@ class IndexedAttention(nn.Module):
         shape: Shape,
         *,
         top_k: Annotated[int, Field(ge=1, description="keys kept for each query")] = 256,
-        index_heads: Annotated[int, Field(ge=1, description="heads of the index; random: at most H")] = 4,
-        index_dim: Annotated[int, Field(ge=1, description="width of a head of the index")] = 64,
+        index_heads: Annotated[int, Field(ge=1, description="heads of the index; random: at most H"), _INDEXED] = 4,
+        index_dim: Annotated[int, Field(ge=1, description="width of a head of the index"), _INDEXED] = 64,
         indexer: Annotated[
             Literal["random", "exact", "learned"], Field(description="what the keys are ranked by")
         ] = "random",

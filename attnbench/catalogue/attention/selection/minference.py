@@ -23,9 +23,10 @@ from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.sink import sink_of
-from attnbench.contract.variant import No, Traits, register
+from attnbench.contract.variant import Needs, No, Traits, register
 
 _AHEAD = "the columns and diagonals that the last queries of the sequence attend to are those of all"
+_LINES, _A_SHAPE = Needs("pattern=vertical-slash"), Needs("pattern=a-shape")
 
 
 @register(
@@ -88,13 +89,13 @@ class MInference(BlockSelecting):
             Literal["vertical-slash", "a-shape"], Field(description="columns and diagonals, or first tokens and window")
         ] = "vertical-slash",
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 64,
-        vertical: Annotated[int, Field(ge=0, description="columns that each head keeps")] = 1000,
-        slash: Annotated[int, Field(ge=1, description="distances that each head keeps")] = 6096,
-        first: Annotated[int, Field(ge=0, description="first columns, kept in any case")] = 30,
-        recent: Annotated[int, Field(ge=1, description="shortest distances, kept in any case")] = 100,
-        last: Annotated[int, Field(ge=1, description="queries that stand for all")] = 64,
-        sink: Annotated[int, Field(ge=0, description="pattern=a-shape: first keys that all attend to")] = 1024,
-        window: Annotated[int, Field(ge=1, description="pattern=a-shape: keys up to a query")] = 4096,
+        vertical: Annotated[int, Field(ge=0, description="columns that each head keeps"), _LINES] = 1000,
+        slash: Annotated[int, Field(ge=1, description="distances that each head keeps"), _LINES] = 6096,
+        first: Annotated[int, Field(ge=0, description="first columns, kept in any case"), _LINES] = 30,
+        recent: Annotated[int, Field(ge=1, description="shortest distances, kept in any case"), _LINES] = 100,
+        last: Annotated[int, Field(ge=1, description="queries that stand for all"), _LINES] = 64,
+        sink: Annotated[int, Field(ge=0, description="first keys that all attend to"), _A_SHAPE] = 1024,
+        window: Annotated[int, Field(ge=1, description="keys up to a query"), _A_SHAPE] = 4096,
         form: Form = "auto",
     ) -> None:
         super().__init__()

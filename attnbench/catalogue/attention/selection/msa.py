@@ -22,8 +22,10 @@ from attnbench.catalogue.engines.rotation import angles, rotate
 from attnbench.catalogue.engines.tiling import budget, tiles
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
-from attnbench.errors import Unsupported, UsageError
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
+from attnbench.errors import Unsupported
+
+_INDEXED = Needs("indexer=random or indexer=learned")
 
 
 class Ranking(NamedTuple):
@@ -189,7 +191,6 @@ class MSA(BlockSelecting):
 
     Raises:
         Unsupported: an odd ``index_dim``, unless nothing is turned.
-        UsageError: several ``index_heads`` without ``score=relu``.
     """
 
     def __init__(
@@ -199,22 +200,22 @@ class MSA(BlockSelecting):
         block: Annotated[int, Field(ge=1, description="tokens per block")] = 128,
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
         index_heads: Annotated[
-            int, Field(ge=1, description="with score=relu, index heads of a head of keys; random: at most G")
+            int, Field(ge=1, description="index heads of a head of keys; random: at most G"), Needs("score=relu")
         ] = 1,
-        index_dim: Annotated[int, Field(ge=1, description="width of a head of the index")] = 64,
+        index_dim: Annotated[int, Field(ge=1, description="width of a head of the index"), _INDEXED] = 64,
         indexer: Annotated[
             Literal["random", "exact", "learned"], Field(description="what the keys are ranked by")
         ] = "random",
         score: Annotated[
-            Literal["product", "relu"], Field(description="a·b of normed and turned a and b, or Σ w·relu(a·b)")
+            Literal["product", "relu"],
+            Field(description="a·b of normed and turned a and b, or Σ w·relu(a·b)"),
+            _INDEXED,
         ] = "product",
         form: Form = "auto",
     ) -> None:
         super().__init__()
         self.flex = FlexPattern(f"msa, block={block}, causal={shape.causal}", form)
         plain = score == "product"
-        if plain and index_heads != 1:
-            raise UsageError("msa: option index_heads needs score=relu; with score=product a head of keys has one")
         if plain and indexer != "exact" and index_dim % 2:
             raise Unsupported(f"index queries and keys are turned in pairs of channels: index_dim {index_dim} is odd")
         self.sink = None

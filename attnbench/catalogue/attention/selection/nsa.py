@@ -25,9 +25,11 @@ from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.tiling import budget, recomputed, row_blocks
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 from attnbench.errors import UsageError
 
+_POOLED = Needs("branch=all or branch=compressed or branch=selected")
+_SELECTED, _NEAR = Needs("branch=all or branch=selected"), Needs("branch=all or branch=window")
 _ROWS = 16
 """Fewest queries with pooled keys scored at a time."""
 _FORCED = torch.finfo(torch.float32).max
@@ -90,7 +92,7 @@ class Pooled(NamedTuple):
     settings=(
         "block=4,length=4,stride=2,top_n=4,window=5",
         "block=6,length=6,stride=3,top_n=3,branch=selected",
-        "block=4,length=3,stride=1,branch=compressed",
+        "length=3,stride=1,branch=compressed",
         "branch=window,window=4",
     ),
 )
@@ -132,13 +134,13 @@ class NSA(nn.Module):
         self,
         shape: Shape,
         *,
-        block: Annotated[int, Field(ge=1, description="tokens of a block that is selected")] = 64,
-        length: Annotated[int, Field(ge=1, description="tokens of a block that is pooled")] = 32,
-        stride: Annotated[int, Field(ge=1, description="tokens from one pooled block to the next")] = 16,
+        block: Annotated[int, Field(ge=1, description="tokens of a block that is selected"), _SELECTED] = 64,
+        length: Annotated[int, Field(ge=1, description="tokens of a block that is pooled"), _POOLED] = 32,
+        stride: Annotated[int, Field(ge=1, description="tokens from one pooled block to the next"), _POOLED] = 16,
         top_n: Annotated[
-            int, Field(ge=1, description="blocks selected for each query, with those that always are")
+            int, Field(ge=1, description="blocks selected for each query, with those that always are"), _SELECTED
         ] = 16,
-        window: Annotated[int, Field(ge=2, description="nearest tokens, the query's own included")] = 512,
+        window: Annotated[int, Field(ge=2, description="nearest tokens, the query's own included"), _NEAR] = 512,
         branch: Annotated[
             Literal["all", "compressed", "selected", "window"], Field(description="all, or one alone, without a gate")
         ] = "all",
@@ -152,7 +154,7 @@ class NSA(nn.Module):
             forms.require("nsa", form, self.fused)
         self.form = form
         for option, value in (("length", length), ("block", block)):
-            if value % stride:
+            if value % stride and not (option == "block" and branch == "compressed"):
                 raise UsageError(f"nsa: option {option}={value} must be a multiple of stride={stride}")
         self.causal, self.capacity, self.branch = shape.causal, shape.M, branch
         self.block, self.length, self.stride, self.top_n, self.window = block, length, stride, top_n, window

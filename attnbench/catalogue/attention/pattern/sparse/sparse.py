@@ -25,10 +25,10 @@ from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.position_bias import position_bias
 from attnbench.contract.problem.reference import masked_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 from attnbench.errors import UsageError
 
-_SUMMARY = 8
+_SUMMARISED = Needs("pattern=fixed or pattern=summary")
 
 
 @register(
@@ -84,7 +84,7 @@ class Sparse(nn.Module):
     that is not causal is this project's. The paper takes c of 8, 16 or 32 with l of 128 or 256.
 
     Raises:
-        UsageError: ``summary`` with a pattern that has none, or above ``length``; ``heads=split`` with a single part.
+        UsageError: ``summary`` above ``length``; ``heads=split`` with a single part.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Sparse(nn.Module):
             Field(description="pattern of both parts, or stride, summary: the second part alone"),
         ] = "strided",
         length: Annotated[int | None, Field(ge=1, description="stride or block length l; none: √N")] = None,
-        summary: Annotated[int, Field(ge=1, description="fixed: tokens c per block that later blocks see")] = _SUMMARY,
+        summary: Annotated[int, Field(ge=1, description="tokens c per block that later blocks see"), _SUMMARISED] = 8,
         heads: Annotated[
             Literal["merged", "split"],
             Field(description="merged: every head takes both parts; split: half the heads each"),
@@ -105,8 +105,6 @@ class Sparse(nn.Module):
     ) -> None:
         super().__init__()
         strided = pattern in ("strided", "stride")
-        if strided and summary != _SUMMARY:
-            raise UsageError("sparse: summary belongs to pattern=fixed and pattern=summary")
         if length is not None and not strided and summary > length:
             raise UsageError(f"sparse: summary={summary} does not fit into blocks of length={length}")
         if heads == "split" and pattern in ("stride", "summary"):

@@ -14,12 +14,10 @@ from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 from attnbench.errors import UsageError
 
 Mode = Literal["full", "local", "simple", "conv"]
-
-_BELONGS: dict[str, tuple[Mode, ...]] = {"factors": ("full", "local"), "window": ("local",), "kernel": ("conv",)}
 
 
 @register(
@@ -80,7 +78,7 @@ class AFT(nn.Module):
     layers here.
 
     Raises:
-        UsageError: an option of another mode; an even kernel, unless causal.
+        UsageError: an even kernel, unless causal.
         Unsupported: in ``forward``, an input of ``full`` or ``local`` longer than ``shape.N``.
     """
 
@@ -90,17 +88,18 @@ class AFT(nn.Module):
         *,
         mode: Annotated[Mode, Field(description="which pairs of positions have a learned bias")] = "full",
         factors: Annotated[
-            int | None, Field(ge=0, description="columns of u of mode=full and local; 0 learns every entry; none: 128")
+            int | None,
+            Field(ge=0, description="columns of u; 0 learns every entry; none: 128"),
+            Needs("mode=full or mode=local"),
         ] = None,
         window: Annotated[
-            int | None, Field(ge=0, description="tokens on each side with a bias, of mode=local; none: 31")
+            int | None, Field(ge=0, description="tokens on each side with a bias; none: 31"), Needs("mode=local")
         ] = None,
-        kernel: Annotated[int | None, Field(ge=1, description="distances with a bias, of mode=conv; none: 11")] = None,
+        kernel: Annotated[
+            int | None, Field(ge=1, description="distances with a bias; none: 11"), Needs("mode=conv")
+        ] = None,
     ) -> None:
         super().__init__()
-        for option, value in (("factors", factors), ("window", window), ("kernel", kernel)):
-            if value is not None and mode not in _BELONGS[option]:
-                raise UsageError(f"aft: {option} belongs to mode={' or '.join(_BELONGS[option])}, not to mode={mode}")
         kernel, factors = kernel or 11, 128 if factors is None else factors
         self.heads, self.causal = shape.H, shape.causal
         self.q, self.k, self.v, self.out = (nn.Linear(shape.C, shape.C, bias=False) for _ in range(4))

@@ -22,7 +22,7 @@ from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.masks import at_most, emptied, visible_pairs
 from attnbench.catalogue.engines.tiling import budget
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.variant import Knob, No, Traits, register
+from attnbench.contract.variant import Knob, Needs, No, Traits, register
 from attnbench.errors import UsageError
 
 Mode = Literal["dense", "random", "factorized-random", "factorized-dense", "mixture"]
@@ -86,7 +86,7 @@ class Synthesizer(nn.Module):
     B_i share their hidden layer.
 
     Raises:
-        UsageError: an option of another mode.
+        UsageError: ``hidden`` without dense weights.
         Unsupported: in ``forward``, an input longer than ``shape.N``.
     """
 
@@ -101,17 +101,16 @@ class Synthesizer(nn.Module):
         factors: Annotated[
             int | None,
             Field(ge=1, description="columns of R₁ (none: 8) of factorized-random, length a (√N) of factorized-dense"),
+            Needs("mode=factorized-random or mode=factorized-dense"),
         ] = None,
-        mixture: Annotated[Mixture | None, Field(description="what mode=mixture mixes; none: random+dense")] = None,
+        mixture: Annotated[
+            Mixture | None, Field(description="what is mixed; none: random+dense"), Needs("mode=mixture")
+        ] = None,
     ) -> None:
         super().__init__()
         parts = (mixture or "random+dense").split("+") if mode == "mixture" else [mode]
         if hidden is not None and not {"dense", "factorized-dense"} & set(parts):
             raise UsageError(f"synthesizer: hidden belongs to dense weights, not to mode={mode}")
-        if factors is not None and not mode.startswith("factorized"):
-            raise UsageError(f"synthesizer: factors belongs to the factorized modes, not to mode={mode}")
-        if mixture is not None and mode != "mixture":
-            raise UsageError(f"synthesizer: mixture belongs to mode=mixture, not to mode={mode}")
         C, units = shape.C, hidden or shape.D
         self.heads, self.longest, self.causal = shape.H, shape.N, shape.causal
         self.value = nn.Linear(C, C, bias=False)
