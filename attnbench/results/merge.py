@@ -214,6 +214,7 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
     keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
     of_its_own = ("shard", "machines", ENGINE, TOGETHER, ENDS)
     shared = {name: value for name, value in environments[0].items() if name not in of_its_own}
+    thinned = [one[THINNED] for one in environments if THINNED in one]
     return {
         **shared,
         "attnbench": __version__,
@@ -224,6 +225,7 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
         "input_files": {name: content for one in environments for name, content in one.get("input_files", {}).items()},
         "process_notes": list(dict.fromkeys(note for one in environments for note in one.get("process_notes", ()))),
         **of_machines(machines),
+        **({THINNED: thinned} if thinned else {}),
     }
 
 
@@ -266,7 +268,7 @@ def _decisive(environment: Facts) -> dict[str, Any]:
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
-        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH, THINNED)},
+        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH)},
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},

@@ -102,7 +102,7 @@ class RunFolder:
 
     @property
     def is_thinned(self) -> bool:
-        """True if it has no samples and curves by intention."""
+        """True if rows of it lack samples and curves by intention."""
         return THINNED in self._facts
 
     def describe(self, state: Mapping[str, Any]) -> None:
@@ -298,12 +298,11 @@ class RunFolder:
 
         ``stored``: those of :meth:`samples`, if they are known. Raises CorruptResults for a time of other samples.
         """
-        if self.is_thinned:
-            return []
         stored, without = self.samples() if stored is None else stored, []
+        is_thinned = self.is_thinned
         for record in records:
             rounds = stored.get(record.cell_id, {})
-            if record.time_median_s is None:
+            if record.time_median_s is None or (is_thinned and not rounds):
                 continue
             if not set(range(record.time_rounds or 1)) <= rounds.keys():
                 without.append(record)

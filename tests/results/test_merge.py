@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from attnbench.answers.board.entries import submit
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.measure.status import Status
+from attnbench.results.audit import audit
 from attnbench.results.manifest import read_manifest, write_manifest
 from attnbench.results.measurements import load
 from attnbench.results.merge import merge
@@ -91,6 +93,22 @@ def test_a_merged_run_may_be_merged_again(tmp_path: Path, measure: Callable[...,
         state(i)["machine_id"] for i in range(3)
     ]
     assert len(three.folder.records()) == 8
+
+
+def test_runs_that_were_handed_in_become_one_run_also_with_a_whole_one(
+    tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    *parts, whole = (measure(state(i), shard=Shard(i, 3), rounds=max(1, i)) for i in range(3))
+    handed_in = [submit(part, tmp_path / part.name)[0] for part in parts]
+    two = merge(handed_in, tmp_path / "two")
+    assert (two.notes, audit(tmp_path / "two").findings) == (["without shard 2/3: it was not given, or is empty"], [])
+    merged = merge([tmp_path / "two", whole], tmp_path / "three")
+    assert (merged.notes, audit(tmp_path / "three").findings) == ([], [])
+    rows, samples = merged.folder.records(), merged.folder.samples()
+    assert (len(rows), samples) == (8, RunFolder(whole).samples())
+    cell_id = next(iter(samples))
+    one_lost = {**samples, cell_id: {0: samples[cell_id][0]}}
+    assert merged.folder.without_samples(rows.values(), one_lost) == [rows[cell_id]]
 
 
 def test_failed_cells_keep_their_reason_and_their_stderr(tmp_path: Path, measure: Callable[..., Path]) -> None:
