@@ -79,6 +79,23 @@ class RunFolder:
             raise cannot_write(path, error) from error
         return folder
 
+    @classmethod
+    @contextmanager
+    def whole(cls, path: Path, *, environment: dict[str, Any], suite_text: str) -> Iterator[RunFolder]:
+        """A new folder, locked and hidden, that stands at ``path`` once this block has filled it."""
+        hidden = path.with_name(f".{path.name}.{token_hex(4)}")
+        folder = cls.create(hidden, environment=environment, suite_text=suite_text)
+        try:
+            with folder.lock():
+                yield folder
+            (hidden / ".lock").unlink(missing_ok=True)
+            hidden.rename(path)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise cannot_write(path, error) from error
+            raise
+
     @property
     def environment(self) -> dict[str, Any]:
         """The facts in ``environment.json``, which was written when the run began."""

@@ -20,6 +20,7 @@ from attnbench.results.manifest import read_manifest, write_manifest
 from attnbench.results.measurements import load
 from attnbench.results.merge import merge
 from attnbench.results.read import read_results
+from attnbench.results.runs import find_runs
 from attnbench.results.store import ENVIRONMENT, FAILURES, RECORDS, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.shard import Shard
@@ -278,6 +279,26 @@ def test_what_is_no_run_and_a_folder_that_exists_are_refused(tmp_path: Path, mea
     assert "no records.jsonl here" in refused(tmp_path, [first, tmp_path / "nothing"], ResultsError)
     (tmp_path / "all").mkdir()
     assert "it exists" in refused(tmp_path, [first, second], CannotCreate)
+
+
+def test_a_merge_that_was_killed_is_not_in_the_way_of_the_next(
+    tmp_path: Path, measure: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [measure(shard=Shard(0, 2)), measure(state(1), shard=Shard(1, 2))]
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "conclude", kill)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it were SIGKILL
+        with pytest.raises(KeyboardInterrupt):
+            merge(runs, tmp_path / "merged" / "all")
+    with pytest.raises(ResultsError):
+        read_results(tmp_path / "merged")
+    merged = merge(runs, tmp_path / "merged" / "all").folder
+    assert [run.path for run in find_runs(tmp_path / "merged")] == [merged.path]
+    assert len(merged.records()) == 8
 
 
 def test_the_command_prints_each_run_and_where_the_new_one_is(
