@@ -15,6 +15,7 @@ import pandas as pd
 from attnbench.answers.claims.claims import Ability, Claim, CrossoverTest, GrowthTest, RatioTest, ScoreTest, Value
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
+from attnbench.measure.statistics import error_interval
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.settings import RUN, SAME, records
@@ -107,9 +108,8 @@ def _ends(row: Mapping[str, Any], column: str, value: float) -> tuple[float, flo
     if column in _INTERVALS:
         low, high = (float(row[name]) for name in _INTERVALS[column])
         return low, high
-    if column == "rel_error" and row["error_draws"] > 1:
-        half = 2 * float(row["rel_error_std"]) / math.sqrt(row["error_draws"])  # two standard errors
-        return value - half, value + half
+    if column == "rel_error":
+        return error_interval(value, row["rel_error_std"], row["error_draws"])
     return value, value
 
 
