@@ -218,8 +218,8 @@ def _ratios(test: RatioTest, rows: pd.DataFrame, below: pd.DataFrame) -> Iterato
         pairs = [(top, bottoms[top.key]) for top in tops if top.key in bottoms]
     names, what = names_of([top for top, _ in pairs]), _in_words(test.of) + " ratio" * (test.bottom is not None)
     for (top, bottom), at in zip(pairs, names, strict=True):
-        if bottom.value > 0 and bottom.low > 0:
-            low, high = top.low / bottom.high, top.high / bottom.low
+        if bottom.value > 0:
+            low, high = top.low / bottom.high, top.high / bottom.low if bottom.low > 0 else math.inf
             here = Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
             yield here if test.about is None else _beside(test.about, 1 + test.within, here)
 
