@@ -51,13 +51,15 @@ def more_rounds(
         raise UsageError(doubt)
     load_all(plugins)
     plan = _plan(folder, environment, TimingRules(**rules), plugins)
-    visited = max(row.time_rounds or 0 for row in folder.records().values() if row.cell_id in cells)
-    plan = replace(plan, only=frozenset(cells), mirror=visited, rules=_stretched(plan.rules, visited + rounds))
+    counts = {id_: row.time_rounds or 0 for id_, row in folder.records().items() if id_ in cells}
     with Worker(plan.settings) as worker:
         worker.state = cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
         here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
         _refuse_others(path, environment, identity(plan, here))
-        go_on(plan, folder, worker, watcher)
+        for visited in sorted(set(counts.values())):
+            only = frozenset(id_ for id_, count in counts.items() if count == visited)
+            rules = _stretched(plan.rules, visited + rounds)
+            go_on(replace(plan, only=only, mirror=visited, rules=rules), folder, worker, watcher)
 
 
 def _plan(folder: RunFolder, environment: Mapping[str, Any], rules: TimingRules, plugins: Sequence[str]) -> Plan:

@@ -25,6 +25,7 @@ from attnbench.harness.wire.outcome import status_of
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
 from attnbench.measure.machine import devices, machine_id
 from attnbench.models.encoder import Block, in_turn
+from attnbench.results.manifest import BESIDE
 from attnbench.results.runs import find_runs
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize
 from attnbench.text import one_line
@@ -74,27 +75,29 @@ class Duration:
 
 def duration(plan: Plan) -> Duration:
     """The time of a run if first visits and trainings last as long as in earlier runs, and later visits no longer."""
+    sides = 2 if plan.options.beside else 1
     once = {cell.whole_training: cell for cell in plan.cells}.values()
     visits = {cell: plan.rules.rounds if "time" in cell.measure else 1 for cell in once}
-    least = 0.0 if plan.rules.quick else plan.rules.min_time * sum("time" in cell.measure for cell in plan.cells)
+    least = 0.0 if plan.rules.quick else sides * plan.rules.min_time * sum("time" in one.measure for one in plan.cells)
     if plan.settings.device not in devices():
         return Duration(None, least, f"how long is unknown: this machine has no {plan.settings.device}")
     here, known = machine_id(plan.settings.device), dict[str, float]()
     for folder in find_runs(plan.options.out / plan.suite.name):
         with suppress(AttnbenchError, OSError, ValueError):
             rows = [row for row in folder.records().values() if row.machine_id == here]
+            turns = 2 if BESIDE in folder.environment else 1  # between two of its rows stands one of the other side
             # Several trainings run at once, and their rows come as they end.
             known |= {row.cell_id: row.train_s / at_once(plan.settings) for row in rows if row.train_s is not None}
             for row, after in pairwise(rows):
                 took = (
                     datetime.fromisoformat(after.started_at) - datetime.fromisoformat(row.started_at)
-                ).total_seconds()
+                ).total_seconds() / turns
                 if 0 <= took <= plan.options.cell_timeout and row.steps is None:
                     known[row.cell_id] = took
     if not known:
         return Duration(None, least, f"how long is unknown: no earlier run of {plan.suite.name} on this machine")
     usual = sum(known.values()) / len(known)
-    seconds = sum(count * known.get(cell.cell_id, usual) for cell, count in visits.items())
+    seconds = sides * sum(count * known.get(cell.cell_id, usual) for cell, count in visits.items())
     return Duration(max(seconds, least), least, f"as earlier runs of {plan.suite.name} on this machine did")
 
 

@@ -41,6 +41,8 @@ SAID = {
     "same": "the whole interval lies within 2 %",
 }
 """Meanings of verdict words that do not say it themselves."""
+OF_MEDIAN = 1.25
+"""Spread of a median of normal numbers over that of their mean."""
 _NORMAL_IQR = 2 * NormalDist().inv_cdf(0.75)
 _NORMAL_REACH = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
@@ -114,6 +116,17 @@ def interval_of_visit(samples: Sequence[float]) -> tuple[float, float] | None:
     tail = _rank(worth, CONFIDENCE) / (worth - 1)
     low, high = np.quantile(samples, (tail, 1 - tail))
     return float(low), float(high)
+
+
+def error_interval(error: float, deviation: float | None, draws: float | None) -> tuple[float, float]:
+    """Interval of the median error of ``draws`` with this standard deviation, cut at 0; a single draw has no width.
+
+    It is Student's t of their mean, wider by :data:`OF_MEDIAN`.
+    """
+    if deviation is None or draws is None or not draws > 1:
+        return error, error
+    half = OF_MEDIAN * student(draws - 1) * deviation / math.sqrt(draws)
+    return max(0.0, error - half), error + half
 
 
 def interval_over_rounds(rounds: Sequence[Sequence[float]]) -> tuple[float, float] | None:

@@ -23,7 +23,8 @@ command have in common. Machines may join such a run while it goes on, so its li
 BESIDE = "beside"
 """Fact of a run that took turns with one of another environment: the Python of that one, or the id of its run."""
 THINNED = "thinned"
-"""Fact of a run that was handed in without its samples and curves: lines and digest of each file of the whole run."""
+"""Fact of a run that was handed in without its samples and curves: lines and digest of each file of the whole run. A
+merged run has a list of these."""
 FRESH = "fresh_process"
 """Fact of a run: the unit that begins in a fresh process, a ``round``. Runs of older versions lack it."""
 

@@ -7,7 +7,6 @@ fit together.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -182,23 +181,18 @@ def _ratios_between_machines(kept: Kept) -> list[str]:
 
 def _write(out: Path, kept: Kept) -> RunFolder:
     sources = [source for source, _ in kept]
-    folder = RunFolder.create(out, environment=_environment(kept, out), suite_text=sources[0].suite)
-    try:
-        with folder.lock():
-            for source, records in kept:
-                for name in (FAILURES, SAMPLES, CURVES):
-                    rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
-                    if rows:
-                        bare = [{key: value for key, value in row.items() if key != SEAL} for row in rows]
-                        folder.append(name, bare)
-            merged = _in_order([record for _, records in kept for record in records.values()])
-            seals = folder.append(RECORDS, [record.to_json() for record in merged])
-            folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
-            folder.conclude()
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
-    return folder
+    with RunFolder.whole(out, environment=_environment(kept, out), suite_text=sources[0].suite) as folder:
+        for source, records in kept:
+            for name in (FAILURES, SAMPLES, CURVES):
+                rows = [row for row in source.folder.rows(name) if row["cell_id"] in records]
+                if rows:
+                    bare = [{key: value for key, value in row.items() if key != SEAL} for row in rows]
+                    folder.append(name, bare)
+        merged = _in_order([record for _, records in kept for record in records.values()])
+        seals = folder.append(RECORDS, [record.to_json() for record in merged])
+        folder.write_csv([replace(record, seal=seal) for record, seal in zip(merged, seals, strict=True)])
+        folder.conclude()
+    return RunFolder(out)
 
 
 def _in_order(records: Sequence[Record]) -> list[Record]:
@@ -214,6 +208,7 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
     keys = "".join(sorted(str(machine.get("run_key", "")) for machine in machines))
     of_its_own = ("shard", "machines", ENGINE, TOGETHER, ENDS)
     shared = {name: value for name, value in environments[0].items() if name not in of_its_own}
+    thinned = [one[THINNED] for one in environments if THINNED in one]
     return {
         **shared,
         "attnbench": __version__,
@@ -224,6 +219,7 @@ def _environment(kept: Kept, out: Path) -> dict[str, Any]:
         "input_files": {name: content for one in environments for name, content in one.get("input_files", {}).items()},
         "process_notes": list(dict.fromkeys(note for one in environments for note in one.get("process_notes", ()))),
         **of_machines(machines),
+        **({THINNED: thinned} if thinned else {}),
     }
 
 
@@ -266,7 +262,7 @@ def _decisive(environment: Facts) -> dict[str, Any]:
     rules = environment.get("rules")
     machine = environment.get("environment")
     return {
-        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH, THINNED)},
+        **{name: environment.get(name) for name in ("attnbench", "method_version", "schema_version", FRESH)},
         **class_facts(environment),
         "torch": machine.get("torch") if isinstance(machine, dict) else None,
         **{f"rule {name}": value for name, value in (rules or {}).items() if name != "rounds"},

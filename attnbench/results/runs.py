@@ -41,8 +41,8 @@ def find_runs(root: Path) -> list[RunFolder]:
 
 
 def runs_in(suite: Path, name: str = RECORDS) -> list[Path]:
-    """The folders in ``suite`` that hold a run's file of this name."""
-    return [run for run in suite.glob("*") if stored(run / name).is_file() or has_rows(run, OLD)]
+    """The folders in ``suite`` that hold a run's file of this name; not hidden ones, which may be half of a run."""
+    return [run for run in suite.glob("[!.]*") if stored(run / name).is_file() or has_rows(run, OLD)]
 
 
 def has_rows(run: Path, *names: str) -> bool:

@@ -79,6 +79,23 @@ class RunFolder:
             raise cannot_write(path, error) from error
         return folder
 
+    @classmethod
+    @contextmanager
+    def whole(cls, path: Path, *, environment: dict[str, Any], suite_text: str) -> Iterator[RunFolder]:
+        """A new folder, locked and hidden, that stands at ``path`` once this block has filled it."""
+        hidden = path.with_name(f".{path.name}.{token_hex(4)}")
+        folder = cls.create(hidden, environment=environment, suite_text=suite_text)
+        try:
+            with folder.lock():
+                yield folder
+            (hidden / ".lock").unlink(missing_ok=True)
+            hidden.rename(path)
+        except BaseException as error:
+            shutil.rmtree(hidden, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise cannot_write(path, error) from error
+            raise
+
     @property
     def environment(self) -> dict[str, Any]:
         """The facts in ``environment.json``, which was written when the run began."""
@@ -102,7 +119,7 @@ class RunFolder:
 
     @property
     def is_thinned(self) -> bool:
-        """True if it has no samples and curves by intention."""
+        """True if rows of it lack samples and curves by intention."""
         return THINNED in self._facts
 
     def describe(self, state: Mapping[str, Any]) -> None:
@@ -298,12 +315,11 @@ class RunFolder:
 
         ``stored``: those of :meth:`samples`, if they are known. Raises CorruptResults for a time of other samples.
         """
-        if self.is_thinned:
-            return []
         stored, without = self.samples() if stored is None else stored, []
+        is_thinned = self.is_thinned
         for record in records:
             rounds = stored.get(record.cell_id, {})
-            if record.time_median_s is None:
+            if record.time_median_s is None or (is_thinned and not rounds):
                 continue
             if not set(range(record.time_rounds or 1)) <= rounds.keys():
                 without.append(record)

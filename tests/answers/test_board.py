@@ -344,6 +344,27 @@ def test_a_folder_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeypa
     assert attnbench.submit(run, tmp_path / "runs")[0].is_dir()
 
 
+def test_what_a_killed_submit_leaves_is_no_run_and_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, runs = write(tmp_path / "run"), tmp_path / "runs"
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entries, "replace_file", kill)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it were SIGKILL
+        with pytest.raises(KeyboardInterrupt):
+            attnbench.submit(run, runs)
+    (left,) = runs.iterdir()
+    assert audit(left).rows == 16
+    assert left_out(run, runs) == {"runs": "folder: holds no run"}
+    folder, _ = attnbench.submit(run, runs)
+    assert {*runs.iterdir()} == {left, folder}
+    assert left_out(runs) == {}
+
+
 def test_a_suite_changed_after_it_was_handed_in_is_found(tmp_path: Path) -> None:
     run = write(tmp_path / "run")
     assert main(["submit", str(run), "--to", str(tmp_path / "runs")]) == Exit.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -93,6 +94,18 @@ def test_a_ratio_needs_the_whole_interval(times: Mapping[int, float], expected: 
     assert len(found.points) == 2
     if expected == "open":
         assert "both answers" in found.evidence
+
+
+def test_a_ratio_to_an_error_that_may_be_0_is_open(tmp_path: Path) -> None:
+    drawn = {"error_kind": "distance", "error_draws": 5}
+    rows = [
+        timed(label, n, 1.0, rel_error=error, rel_error_std=std, **drawn)
+        for n, wide in ((512, 0.01), (1024, 0.7))
+        for label, error, std in (("linear", 0.1, 0.01), ("softmax", 0.5, wide))
+    ]
+    found = verdict(rows, tmp_path, **{**FASTER, "of": "rel_error"})
+    assert [(point.holds, point.high == math.inf) for point in found.points] == [(True, False), (None, True)]
+    assert found.verdict == "depends on"
 
 
 def test_rows_that_were_measured_otherwise_are_no_pair(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attnbench.answers.claims.claim_points import select
 from attnbench.answers.gate.decide import Decision, GateQuestion, decide, read_runs
 from attnbench.answers.gate.decision_table import table_of
 from attnbench.answers.gate.phrases import address
 from attnbench.answers.gate.verdict import Ruling, Tolerance
+from attnbench.answers.match.budget import MeasuredSetting
 from attnbench.errors import Exit, ResultsError, UsageError
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.run_identity import identity
 from attnbench.measure.status import UNFINISHED, Status
 from attnbench.results.manifest import FRESH
 from attnbench.results.measurements import load
+from attnbench.results.read import read_results
 from attnbench.results.record import Record
 from attnbench.results.store import RunFolder
 from attnbench.suite import describe
@@ -263,6 +266,17 @@ def test_an_error_is_worse_only_beyond_the_spread_of_its_draws_and_beyond_roundi
     old = write_run(tmp_path / "old", [Row(error=before[0], error_std=before[1])])
     new = write_run(tmp_path / "new", [Row(error=now[0], error_std=now[1])])
     assert only(decided(old, new), "error").verdict == verdict
+
+
+@pytest.mark.parametrize("draws", [2, 5, 15])
+def test_gate_match_and_claims_give_an_error_one_interval(draws: int, tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row(error=0.8)])
+    new = write_run(tmp_path / "new", [Row(error=0.5, error_std=0.02, columns={"error_draws": draws})])
+    (row,) = RunFolder(new).records().values()
+    setting, ruling = MeasuredSetting.of(row.to_json()), only(decided(old, new), "error")
+    (claimed,) = select(read_results(new), "rel_error", "softmax")
+    assert (setting.error_low, setting.error_high) == pytest.approx((claimed.low, claimed.high))
+    assert (ruling.low, ruling.high) == pytest.approx((claimed.low / 0.8, claimed.high / 0.8))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.answers.match.budget import Budget, MeasuredSetting, Target, budget_of, error_interval
+from attnbench.answers.match.budget import Budget, MeasuredSetting, Target, budget_of
 from attnbench.answers.match.match import ReadyMatch, one_length
 from attnbench.answers.match.result import Match
 from attnbench.answers.match.search import FoundSetting, Ladder, boundary, entrants_of, knob_of, ladder_of, search
@@ -341,15 +341,6 @@ def test_one_length_is_wanted(written: str, said: str) -> None:
     assert one_length("4k") == 4096
     with pytest.raises(UsageError, match=said):
         one_length(written)
-
-
-def test_the_interval_of_an_error_is_students_of_its_draws() -> None:
-    low, high = error_interval(0.1, 0.02, 5)
-    assert low == pytest.approx(0.1 - 2.776 * 0.02 / math.sqrt(5), abs=1e-5)
-    assert high == pytest.approx(0.1 + 2.776 * 0.02 / math.sqrt(5), abs=1e-5)
-    assert error_interval(0.1, None, 1) == (0.1, 0.1)
-    assert error_interval(0.1, 1.0, 2)[0] == 0.0
-    assert error_interval(None, None, None) == (None, None)
 
 
 # Answers

@@ -96,6 +96,16 @@ def test_only_the_named_cells_get_more_rounds_in_the_same_folder(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("instant")
+def test_cells_that_had_fewer_rounds_get_as_many_more_as_the_others(tmp_path: Path) -> None:
+    path = measured(tmp_path)
+    first, second, *_ = RunFolder(path).records()
+    more_rounds(path, [first], 3)
+    more_rounds(path, [first, second], 1)
+    assert [round_ for _, round_, _ in Worker.asked] == [2, 5]
+    assert [row.time_rounds for row in RunFolder(path).records().values()] == [6, 3, 2, 2]
+
+
+@pytest.mark.usefixtures("instant")
 def test_rows_of_other_cells_stay_in_the_table_whatever_their_outcome(tmp_path: Path) -> None:
     path = measured(tmp_path)
     folder = RunFolder(path)

@@ -13,11 +13,13 @@ from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import UsageError
 from attnbench.harness.forecast import Duration, _follow, duration, estimate
 from attnbench.harness.inside.call import prepare
+from attnbench.harness.outside.interpreter import Interpreter
 from attnbench.harness.plan import Options, make_plan
 from attnbench.measure.flops import Prediction, count, predict
 from attnbench.measure.machine import machine_id
 from attnbench.measure.memory import peak_tensor_bytes
 from attnbench.measure.status import Status
+from attnbench.results.manifest import BESIDE
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell, Measure, ModelSize, Pass, Training
 
@@ -175,6 +177,8 @@ def test_a_run_lasts_as_earlier_ones_on_this_machine_did_or_nobody_knows(
     assert "no earlier run of quick on this machine" in unknown.ground
 
     class Earlier:
+        environment: tuple[str, ...] = ()
+
         def records(self) -> dict[str, Record]:
             rows = [Record.of(cell, Status.OK, machine_id=self.machine) for cell in [*plan.cells, plan.cells[0]]]
             for second, row in enumerate(rows):
@@ -189,6 +193,11 @@ def test_a_run_lasts_as_earlier_ones_on_this_machine_did_or_nobody_knows(
     monkeypatch.setattr("attnbench.harness.forecast.find_runs", lambda _: [Earlier(machine_id("cpu"))])
     visits = sum(plan.rules.rounds if "time" in cell.measure else 1 for cell in plan.cells)
     assert duration(plan).seconds == pytest.approx(20 * visits)
+    beside = replace(plan, options=replace(plan.options, beside=Interpreter("python", "python", own=False)))
+    assert duration(beside).seconds == pytest.approx(2 * 20 * visits)
+    assert duration(beside).least_seconds == pytest.approx(2 * unknown.least_seconds)
+    Earlier.environment = (BESIDE,)
+    assert [duration(one).seconds for one in (plan, beside)] == pytest.approx([10 * visits, 20 * visits])
 
 
 def test_trainings_last_as_long_as_they_computed_whenever_their_rows_came(
@@ -202,6 +211,8 @@ def test_trainings_last_as_long_as_they_computed_whenever_their_rows_came(
     plan = make_plan(suite, Options(device="cpu", out=tmp_path, threads=2))
 
     class Earlier:
+        environment: tuple[str, ...] = ()
+
         def records(self) -> dict[str, Record]:
             days = ("03", "02", "01", "04")  # the first to end was the last to begin, and a pause of a day followed
             rows = [

@@ -15,6 +15,7 @@ from attnbench.measure.statistics import (
     Ratio,
     Visited,
     effective,
+    error_interval,
     expected_half_width,
     interquartile_range,
     interval_of_visit,
@@ -167,6 +168,20 @@ def test_the_interval_over_rounds_holds_the_median_of_all_samples_and_stays_fini
     assert high > 2
     low, high = interval_over_rounds([[1e-9], [1e9]]) or (0, 0)
     assert 0 < low < high < math.inf
+
+
+def test_the_interval_of_an_error_is_students_of_its_draws_as_wide_as_a_median_takes() -> None:
+    half = 1.25 * 2.776 * 0.02 / math.sqrt(5)
+    assert error_interval(0.1, 0.02, 5) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-5)
+    assert error_interval(0.1, None, 1) == error_interval(0.1, None, None) == (0.1, 0.1)
+    assert error_interval(0.1, 1.0, 2)[0] == 0.0
+
+
+@pytest.mark.parametrize("draws", [3, 5, 15])
+def test_the_interval_of_an_error_misses_no_more_often_than_it_says(draws: int) -> None:
+    taken = np.random.default_rng(draws).normal(10, 1, (5000, draws))
+    ends = [error_interval(float(np.median(one)), float(one.std(ddof=1)), draws) for one in taken]
+    assert sum(not low <= 10 <= high for low, high in ends) < 0.06 * len(ends)
 
 
 def test_quartiles_of_a_hundred_steps_are_fifty_apart_and_one_sample_has_no_spread() -> None:

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from attnbench.answers.board.entries import submit
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.measure.status import Status
+from attnbench.results.audit import audit
 from attnbench.results.manifest import read_manifest, write_manifest
 from attnbench.results.measurements import load
 from attnbench.results.merge import merge
 from attnbench.results.read import read_results
+from attnbench.results.runs import find_runs
 from attnbench.results.store import ENVIRONMENT, FAILURES, RECORDS, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.shard import Shard
@@ -91,6 +94,22 @@ def test_a_merged_run_may_be_merged_again(tmp_path: Path, measure: Callable[...,
         state(i)["machine_id"] for i in range(3)
     ]
     assert len(three.folder.records()) == 8
+
+
+def test_runs_that_were_handed_in_become_one_run_also_with_a_whole_one(
+    tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    *parts, whole = (measure(state(i), shard=Shard(i, 3), rounds=max(1, i)) for i in range(3))
+    handed_in = [submit(part, tmp_path / part.name)[0] for part in parts]
+    two = merge(handed_in, tmp_path / "two")
+    assert (two.notes, audit(tmp_path / "two").findings) == (["without shard 2/3: it was not given, or is empty"], [])
+    merged = merge([tmp_path / "two", whole], tmp_path / "three")
+    assert (merged.notes, audit(tmp_path / "three").findings) == ([], [])
+    rows, samples = merged.folder.records(), merged.folder.samples()
+    assert (len(rows), samples) == (8, RunFolder(whole).samples())
+    cell_id = next(iter(samples))
+    one_lost = {**samples, cell_id: {0: samples[cell_id][0]}}
+    assert merged.folder.without_samples(rows.values(), one_lost) == [rows[cell_id]]
 
 
 def test_failed_cells_keep_their_reason_and_their_stderr(tmp_path: Path, measure: Callable[..., Path]) -> None:
@@ -260,6 +279,26 @@ def test_what_is_no_run_and_a_folder_that_exists_are_refused(tmp_path: Path, mea
     assert "no records.jsonl here" in refused(tmp_path, [first, tmp_path / "nothing"], ResultsError)
     (tmp_path / "all").mkdir()
     assert "it exists" in refused(tmp_path, [first, second], CannotCreate)
+
+
+def test_a_merge_that_was_killed_is_not_in_the_way_of_the_next(
+    tmp_path: Path, measure: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [measure(shard=Shard(0, 2)), measure(state(1), shard=Shard(1, 2))]
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "conclude", kill)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # as if it were SIGKILL
+        with pytest.raises(KeyboardInterrupt):
+            merge(runs, tmp_path / "merged" / "all")
+    with pytest.raises(ResultsError):
+        read_results(tmp_path / "merged")
+    merged = merge(runs, tmp_path / "merged" / "all").folder
+    assert [run.path for run in find_runs(tmp_path / "merged")] == [merged.path]
+    assert len(merged.records()) == 8
 
 
 def test_the_command_prints_each_run_and_where_the_new_one_is(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import lzma
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.answers.report.provenance import MachineClass, title_of
-from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError, cannot_write
+from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.files import PACKED, make_folder, replace_file
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
@@ -92,7 +91,7 @@ def take(folder: Path, name: str) -> tuple[MachineClass, list[LeftOut]]:
 def _folders(root: Path) -> Iterator[Path]:
     """The runs at or below a folder, also those whose rows are lost."""
     yield from (run.path for run in find_runs(root))
-    for depth in ("", "*/", "*/*/"):
+    for depth in ("", "[!.]*/", "[!.]*/[!.]*/"):
         yield from sorted(file.parent for file in root.glob(f"{depth}{ENVIRONMENT}"))
 
 
@@ -126,22 +125,14 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
     records = [record.to_json() for record in folder.in_order()]
     about, suite, records = _for_all([{**kept, THINNED: facts.get(ENDS, {})}, folder.suite_text, records])
-    thin = RunFolder.create(place, environment=about, suite_text=suite)
-    try:
-        with thin.lock():
-            thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
-            thin.append(RECORDS, records)
-            thin.write_csv(thin.in_order())
-            thin.conclude()
-        for file in (place / RECORDS, place / TABLE):
+    with RunFolder.whole(place, environment=about, suite_text=suite) as thin:
+        thin.correct({name: facts[name] for name in (RUN_ID,) if name in facts})
+        thin.append(RECORDS, records)
+        thin.write_csv(thin.in_order())
+        thin.conclude()
+        for file in (thin.path / RECORDS, thin.path / TABLE):
             replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
             file.unlink()
-        (place / ".lock").unlink(missing_ok=True)
-    except BaseException as error:
-        shutil.rmtree(place, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise cannot_write(place, error, "choose another folder with --to") from error
-        raise
     return place, out
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from attnbench.answers.claims.claims import Ability, Claim, CrossoverTest, GrowthTest, RatioTest, ScoreTest, Value
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import VARIANTS
+from attnbench.measure.statistics import error_interval
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
 from attnbench.results.frame.settings import RUN, SAME, records
@@ -107,9 +108,8 @@ def _ends(row: Mapping[str, Any], column: str, value: float) -> tuple[float, flo
     if column in _INTERVALS:
         low, high = (float(row[name]) for name in _INTERVALS[column])
         return low, high
-    if column == "rel_error" and row["error_draws"] > 1:
-        half = 2 * float(row["rel_error_std"]) / math.sqrt(row["error_draws"])  # two standard errors
-        return value - half, value + half
+    if column == "rel_error":
+        return error_interval(value, row["rel_error_std"], row["error_draws"])
     return value, value
 
 
@@ -218,8 +218,8 @@ def _ratios(test: RatioTest, rows: pd.DataFrame, below: pd.DataFrame) -> Iterato
         pairs = [(top, bottoms[top.key]) for top in tops if top.key in bottoms]
     names, what = names_of([top for top, _ in pairs]), _in_words(test.of) + " ratio" * (test.bottom is not None)
     for (top, bottom), at in zip(pairs, names, strict=True):
-        if bottom.value > 0 and bottom.low > 0:
-            low, high = top.low / bottom.high, top.high / bottom.low
+        if bottom.value > 0:
+            low, high = top.low / bottom.high, top.high / bottom.low if bottom.low > 0 else math.inf
             here = Point(at, top.value / bottom.value, low, high, _side(low, high, test.above, test.below), what=what)
             yield here if test.about is None else _beside(test.about, 1 + test.within, here)
 

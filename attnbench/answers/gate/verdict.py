@@ -15,7 +15,16 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from attnbench.answers.gate.join import RowPair, ratios_of_times
-from attnbench.measure.statistics import BETWEEN_RUNS, FEWEST_VISITS, OverVisits, Visited, ends_of, ratios_over_visits
+from attnbench.measure.statistics import (
+    BETWEEN_RUNS,
+    FEWEST_VISITS,
+    OF_MEDIAN,
+    OverVisits,
+    Visited,
+    ends_of,
+    error_interval,
+    ratios_over_visits,
+)
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import by_host
 from attnbench.results.key import Key
@@ -39,11 +48,6 @@ _EQUAL = 1e-3
 """Errors this close come from the same draws."""
 _ROUNDING = {"float64": 4e-15, "float32": 2e-6, "bfloat16": 1e-2, "float16": 2e-3}
 """Errors below this are rounding noise, of which a factor of two means nothing; exact attention has up to 1.1e-6."""
-_OF_MEDIAN = 1.25
-"""Spread of a median of normal numbers over that of their mean."""
-_REACH = 3.5
-"""Half the 95 % interval of a median of five draws, in standard deviations over the root of their number: Student's
-2.78 for four degrees of freedom, times :data:`_OF_MEDIAN`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def times_of(
     if not by:
         return Times({}, found.between, median(ratios_of_times(reference)))
     halves = [(math.log(high) - math.log(low)) / 2 for _, low, high in (ratios[pair.key] for pair in by)]
-    doubt = _OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / len(by)
+    doubt = OF_MEDIAN * math.sqrt(sum(half**2 for half in halves)) / len(by)
     return Times(ratios, found.between, median(ratios_of_times(by)), doubt)
 
 
@@ -190,8 +194,9 @@ def _of_error(pair: RowPair, old: Record, new: Record, limits: Tolerance) -> Rul
     bare = Ruling(pair, "error", "same", before, now, _over(now, before))
     if max(before, now) <= _ROUNDING.get(new.dtype, 0.0) or abs(now - before) <= _EQUAL * before:
         return bare
-    here, there = _spread(new), _spread(old)
-    low, high = _over(max(0.0, now - here), before + there), _over(now + here, max(0.0, before - there))
+    here = error_interval(now, new.rel_error_std, new.error_draws)
+    there = error_interval(before, old.rel_error_std, old.error_draws)
+    low, high = _over(here[0], there[1]), _over(here[1], there[0])
     found = _with_interval(bare, low, high, limits.error)
     return replace(found, note="its draws differ too much; raise error_draws") if found.verdict == "unsure" else found
 
@@ -229,10 +234,6 @@ def _with_interval(
 
 def _over(now: float, before: float) -> float:
     return now / before if before else (math.inf if now else 1.0)
-
-
-def _spread(record: Record) -> float:
-    return _REACH * (record.rel_error_std or 0.0) / math.sqrt(record.error_draws or 1)
 
 
 def _more_rounds(found: Ruling, limit: float, rounds: int, fixed: float) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from attnbench.errors import UsageError
-from attnbench.measure.statistics import student
+from attnbench.measure.statistics import error_interval
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.axes import IN_ROWS
@@ -106,8 +106,8 @@ class MeasuredSetting:
         told: dict[str, Any] = {name: _number(row[column]) for name, column in COLUMN.items()}
         told |= {name: row[name] for name in ("label", "reason", "error_kind", "family", "own_form")}
         told["memory"] = None if told["memory"] is None else int(told["memory"])
-        draws, error = _number(row["error_draws"]), _number(row["rel_error"])
-        low, high = error_interval(error, _number(row["rel_error_std"]), None if draws is None else int(draws))
+        error, *spread = (_number(row[name]) for name in ("rel_error", "rel_error_std", "error_draws"))
+        low, high = (None, None) if error is None else error_interval(error, *spread)
         return cls(value=value, status=Status(row["status"]), error=error, error_low=low, error_high=high, **told)
 
     def columns(self) -> dict[str, Any]:
@@ -139,16 +139,6 @@ class MeasuredSetting:
 
 def _number(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
-
-
-def error_interval(
-    error: float | None, deviation: float | None, draws: int | None
-) -> tuple[float | None, float | None]:
-    """Student's t-interval around the median error of the draws, cut at 0; a single draw has no width."""
-    if error is None or not draws or draws < 2 or deviation is None or not math.isfinite(error):
-        return error, error
-    half = student(draws - 1) * deviation / math.sqrt(draws)
-    return max(0.0, error - half), error + half
 
 
 def circumstances(record: Record) -> dict[str, Any]:

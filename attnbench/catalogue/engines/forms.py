@@ -109,8 +109,9 @@ def attend(
             raise Unsupported(f"form={form} sums in float32, and float64 inputs expect more; form=torch takes them")
         return _fused(plain, fast[form], given)
     widths = tuple((x.dtype, x.shape[3:], x.shape[1] if x.ndim > 2 else 0, _wanted(x)) for x in given)
+    precision = torch._C._get_fp32_precision_getter("cuda", "matmul")
     for one, compute in fast.items():
-        key = (name, one, widths, first.device)
+        key = (name, one, widths, precision, first.device)
         if key not in _verdicts:
             if first.is_cuda and torch.cuda.is_current_stream_capturing():
                 continue
@@ -186,7 +187,7 @@ def _installed(module: str) -> bool:
 def _verdict(key: Key, plain: Callable[..., Tensor], compute: Callable[..., Tensor], given: tuple[Tensor, ...]) -> str:
     """The outcome of a trial, by this process or by an earlier one with all the same that decides it."""
     facts = machine(given[0].device)
-    text = repr((*key[:-1], torch._C._get_fp32_precision_getter("cuda", "matmul"), facts))
+    text = repr((*key[:-1], facts))
     file = cache_folder() / "forms" / f"{sha256(text.encode()).hexdigest()[:32]}.json"
     kept = facts is not None and file.is_absolute()  # relative without a home folder
     if kept:

@@ -124,7 +124,7 @@ def train(
 
     Args:
         lesson: the task instead of the answers; the model is then not evaluated.
-        checkpoint: read first, and written every minute.
+        checkpoint: read first, and written every minute and at the end of a lesson.
         meter: counts the energy, on top of its own earlier count, or the checkpoint's.
 
     Raises:
@@ -181,7 +181,7 @@ def train(
                 meter.joules()
                 caller.tell(course.step)
             ended = course.step == steps
-            if checkpoint is not None and (checkpoint.keep if ended else now - put_aside >= _PUT_ASIDE):
+            if checkpoint is not None and (checkpoint.keep or lesson if ended else now - put_aside >= _PUT_ASIDE):
                 put_aside = now
                 course.energy_j = meter.joules()
                 checkpoint.save(_state(course, model, optimizer, device, caller.extra()))

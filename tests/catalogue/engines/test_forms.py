@@ -167,6 +167,14 @@ def test_a_verdict_is_remembered_for_what_it_was_found_for() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_verdict_under_one_precision_of_products_is_none_under_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    for precision in ("ieee", "tf32", "ieee"):
+        monkeypatch.setattr(torch._C, "_get_fp32_precision_getter", lambda *_, now=precision: now)
+        forms.attend("it", "auto", plain, *given(), fast={"fla": wrong})
+    assert len(forms.passed_over()) == 2
+
+
+@pytest.mark.usefixtures("gpu")
 def test_heads_that_share_keys_are_tried_together() -> None:
     shapes = []
 

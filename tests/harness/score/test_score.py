@@ -124,6 +124,28 @@ def test_pretraining_comes_first_and_counts_as_time() -> None:
 
 
 @pytest.mark.usefixtures("_first")
+def test_a_pretraining_that_has_ended_is_not_repeated_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TELL", 0.0)
+
+    class Killed(Exception):
+        pass
+
+    def kill(done: int, of: int) -> None:
+        if done > 5:
+            raise Killed
+
+    what, told = cell(n=12, pretrain_steps=5), list[int]()
+    with pytest.raises(Killed):
+        score(what, folder=tmp_path, tell=kill)
+    resumed = score(what, folder=tmp_path, tell=lambda done, of: told.append(done))
+    assert min(filter(None, told)) == 6
+    assert resumed.columns["test_loss"] == score(what).columns["test_loss"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("_first")
 def test_energy_is_told_of_a_training_that_is_alone_with_its_pretraining(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = [0.0]
 
