@@ -77,7 +77,8 @@ def check_variant(variant: str | Variant, *, laws: Collection[str] | None = None
 
     Raises:
         UsageError: an unknown variant, option or law.
-        Unsupported: no setting can be built for the small shapes of the laws; the message is the reason.
+        Unsupported: the class refuses the small shapes of the laws, or its options, in each setting; the message is
+            the reason.
     """
     if isinstance(variant, str):
         variant = variant_named(variant)
@@ -104,14 +105,14 @@ def variant_named(text: str) -> Variant:
 
 
 def _build_once(variant: Variant) -> None:
-    """Raise Unsupported if every case of the variant does; other errors are for the laws to report."""
+    """Raise Unsupported if every case of the variant refuses its shape or options; laws report other errors."""
     refusal = None
     for case in cases(variant):
         try:
             case.module()
             return
-        except Unsupported as error:
-            refusal = error
+        except (Unsupported, UsageError) as error:
+            refusal = str(error).removeprefix(f"{variant.name}: ")
         except (Exception, SystemExit):
             return
     if refusal is not None:

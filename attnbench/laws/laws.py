@@ -25,7 +25,7 @@ from attnbench.contract.problem.visible import Visible
 from attnbench.contract.reads import draw_reads
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.variant import Traits, Variant
-from attnbench.errors import AttnbenchError, Unsupported, said
+from attnbench.errors import AttnbenchError, Unsupported, UsageError, said
 from attnbench.measure.memory import out_of_memory
 
 SHAPE = Shape(batch=2, heads=2, seq_len=23, head_dim=4)
@@ -147,6 +147,15 @@ class Case:
     def allowed(self) -> bool:
         """True if the variant claims such a case at all."""
         return bool(self.variant.traits.causal) or not self.causal
+
+    @property
+    def refused(self) -> bool:
+        """True if the class refuses an option's value: a mistake of the user, which breaks no law."""
+        try:
+            self.module()
+        except (Exception, SystemExit) as error:  # others are for the laws
+            return isinstance(error, UsageError)
+        return False
 
     def runs(self) -> bool:
         """True if it can be called on this processor; False also if it cannot be built."""

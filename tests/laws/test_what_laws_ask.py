@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.contract.problem.reference import exact_attention
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.spec import Spec
+from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.variant import VARIANTS, No, Traits, Variant
+from attnbench.errors import Unsupported
 from attnbench.harness.outside.visit import HoldSetting
 from attnbench.harness.wire import process
 from attnbench.laws import LAWS, check_variant
@@ -164,6 +165,13 @@ def test_a_variant_that_waited_for_a_core_is_not_accused_of_growing(monkeypatch:
     assert report.skipped["time"].startswith("it could not be asked, since the machine is busy: its threads waited")
     monkeypatch.setattr(Moment, "delay_until", lambda start, end: 0.0)
     assert not check_variant(entry, laws=["time"]).held
+
+
+def test_an_option_that_the_class_refuses_breaks_no_law() -> None:
+    cell = Cell("s", "w", parse_spec("nystrom:conv=2"), Shape(heads=1, seq_len=8, head_dim=4))
+    assert HoldSetting(cell).found(lambda done, of: None) == {"tried": 0, "fault": None}
+    with pytest.raises(Unsupported, match=r"^nystrom: option conv=2 must be odd"):
+        check_variant("nystrom:conv=2")
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -58,7 +58,7 @@ class HoldSetting(Request[Verdict]):
 
         case = setting_of(self.cell.variant, causal=self.cell.shape.causal, level=self.cell.level)
         choose_products(of_one_row=False)  # the library that will be timed
-        if case.traits.compiled or (self.cell.device != "cpu" and not case.runs()):
+        if case.traits.compiled or case.refused or (self.cell.device != "cpu" and not case.runs()):
             return {"tried": 0, "fault": None}
         tried, fault = first_fault(case, tell)
         if fault is not None and fault.number is not None and fault.number <= _ROUNDING:
