@@ -161,7 +161,8 @@ def test_two_processes_take_turns_of_which_one_runs_lent_code() -> None:
     with Worker(settings) as here, Worker(settings, LENT) as there:
         assert there.start()["environment"] == here.start()["environment"]
         assert there.start()["attnbench"] == f"{here.start()['attnbench']} (lent)"
-        found = measure_length([here, there], [cell()] * 2, SHORT, timeout=60.0, known={})
+        rules = replace(SHORT, min_samples=4, max_time=3.0)  # a busy machine too has time for as many
+        found = measure_length([here, there], [cell()] * 2, rules, timeout=60.0, known={})
     assert [record.status for record in found.records.values()] == [Status.OK] * 2
     assert [(sorted(one), len(one[0]) == len(one[1]) >= 4) for one in found.times] == [([0, 1], True)]
 
