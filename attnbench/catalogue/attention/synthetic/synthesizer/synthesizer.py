@@ -104,7 +104,7 @@ class Synthesizer(nn.Module):
             Needs("mode=factorized-random or mode=factorized-dense"),
         ] = None,
         mixture: Annotated[
-            Mixture | None, Field(description="what is mixed; none: random+dense"), Needs("mode=mixture")
+            Mixture | None, Field(description="parts of the mixture; none: random+dense"), Needs("mode=mixture")
         ] = None,
     ) -> None:
         super().__init__()
