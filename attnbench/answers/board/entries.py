@@ -121,7 +121,7 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
     place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
     if place.exists():
         raise CannotCreate(
-            f"{place} exists: a run that began then on such a machine was handed in before; choose another folder with --to"
+            f"{place} exists: a run of then and such a machine was handed in before; choose another --to"
         )
     make_folder(Path(to), "--to")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
