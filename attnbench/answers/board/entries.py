@@ -120,9 +120,8 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
     date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
     place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
     if place.exists():
-        raise CannotCreate(
-            f"{place} exists: a run of then and such a machine was handed in before; choose another --to"
-        )
+        same = "a run with the same start and machine was handed in before"
+        raise CannotCreate(f"{place} exists: {same}; choose another folder with --to")
     make_folder(Path(to), "--to")
     kept = {name: value for name, value in facts.items() if name not in (ENDS, OPENING)}
     records = [record.to_json() for record in folder.in_order()]
