@@ -98,6 +98,7 @@ def forks(watched: bool = False) -> Iterator[None]:
         patch.setattr(Worker, "_set_up", _set_up)
         if not watched:
             patch.setattr(traces, "functions", dict)
+        patch.setattr(traces, "threads_of_torch", frozenset)  # which starts them
         for module in (machine, plan, compare_question, request):
             patch.setattr(module, "default_threads", lambda: 1)
         yield

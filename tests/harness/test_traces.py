@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 from attnbench.harness.inside import switches, traces
-from attnbench.harness.inside.traces import KEPT, OPEN, Snapshot
+from attnbench.harness.inside.traces import KEPT, OPEN, Snapshot, threads_of_torch
 from attnbench.harness.wire import process
 from attnbench.measure import limits
 from attnbench.measure.allocator import return_freed_memory
@@ -279,9 +280,13 @@ def test_memory_that_stays_is_told_and_a_little_of_it_is_not() -> None:
     del little, much
 
 
-def test_what_computes_on_without_python_is_a_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", [frozenset, threads_of_torch])
+def test_what_computes_on_without_python_is_a_thread_as_well(
+    monkeypatch: pytest.MonkeyPatch, known: Callable[[], frozenset[str]]
+) -> None:
     monkeypatch.setattr(traces, "_threads", frozenset)  # as if this one did not run Python
-    before = Snapshot.take("cpu")
+    of_torch = known()
+    before = Snapshot.take("cpu", of_torch)
     seen = threading.Event()
 
     def compute() -> None:
@@ -293,11 +298,38 @@ def test_what_computes_on_without_python_is_a_thread_as_well(monkeypatch: pytest
         thread.start()
     told, deadline = set(), time.monotonic() + 60
     while "left 1 thread behind" not in told and time.monotonic() < deadline:  # on a busy machine it may get no core
-        told.add(Snapshot.take("cpu").left_since(before))
+        told.add(Snapshot.take("cpu", of_torch).left_since(before))
     seen.set()
     for thread in working:
         thread.join()
     assert "left 1 thread behind" in told
+
+
+@pytest.mark.parametrize("schedstat", ["0 0 0\n", ""])
+def test_what_computes_on_is_told_by_a_kernel_that_counts_for_no_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedstat: str
+) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/schedstat").write_text(schedstat)
+    monkeypatch.setattr(traces, "_TASKS", tmp_path)
+    for goes_on in (True, False):
+        seconds = count(1, 1 if goes_on else 0)
+        monkeypatch.setattr(traces, "process_time", lambda seconds=seconds: next(seconds))
+        assert Snapshot.take("cpu", ["2"]).busy == goes_on
+    assert not Snapshot.take("cpu", ["1"]).busy
+
+
+def test_torchs_own_threads_which_spin_behind_each_call_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They spin for 10 ms, in which every visit to a cell waited."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        of_torch = threads_of_torch()
+        monkeypatch.setattr(traces, "sleep", lambda _: pytest.fail("waits"))
+        torch.ones(2**20).exp_()
+        assert not Snapshot.take("cpu", of_torch).busy
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_files_that_several_cells_left_open_are_told_together() -> None:

@@ -10,7 +10,7 @@ import concurrent.futures.thread
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ KEPT_BY_ALL = 4 * KEPT
 GRACE = 0.05
 """Seconds that a thread may still take to end."""
 
+_TASKS = Path("/proc/self/task")
 _POOLED = concurrent.futures.thread._worker.__code__
 _TORCH = str(Path(torch.__file__).parent)
 _OWN_VARIABLES = ("TORCHINDUCTOR_", "KINETO_", "TEARDOWN_CUPTI", "TRITON_", "PYTORCH_", "CUDA_MODULE_LOADING")
@@ -67,19 +68,20 @@ class Snapshot:
     threads: frozenset[int]
     files: int
     busy: bool
-    """True if anything computes while the measuring thread waits, threads without Python included."""
+    """True if another thread computes, one without Python included."""
     modules: int
     resident: int
 
     @classmethod
-    def take(cls, device: str) -> Snapshot:
-        """The state now, for cells on ``device``."""
+    def take(cls, device: str, of_torch: Collection[str] = ()) -> Snapshot:
+        """The state now, for cells on ``device``. Threads ``of_torch`` compute for its calls alone, and spin a while
+        behind each, which is not waited for."""
         return cls(
             settings=read_settings(),
             variables={name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_COMPILER)},
             functions=functions(),
             threads=_threads(),
-            busy=not device.startswith("cuda") and _is_busy(),
+            busy=not device.startswith("cuda") and _is_busy({*of_torch, str(threading.get_native_id())}),
             files=_open_files(),
             modules=len(sys.modules),
             resident=_resident(device),
@@ -159,16 +161,36 @@ def _open_files() -> int:
     return 0
 
 
-def _is_busy() -> bool:
-    """True if this process computes while this thread waits, for longer than torch's threads spin before they sleep."""
-    deadline = monotonic() + GRACE
-    while True:
-        began = process_time()
+def threads_of_torch() -> frozenset[str]:
+    """Numbers of all threads of the process, once torch has started its own; none if the system does not tell them."""
+    torch.ones(2**17).exp_()  # large enough for several threads
+    with suppress(OSError):
+        return frozenset(one.name for one in _TASKS.iterdir())
+    return frozenset()
+
+
+def _is_busy(known: Collection[str]) -> bool:
+    """True if a thread that is not ``known`` computes, for longer than torch's threads spin before they sleep."""
+    before, deadline = _seconds_computed(known), monotonic() + GRACE
+    while before:
         sleep(GRACE / 10)
-        if process_time() - began < GRACE / 50:
+        now = _seconds_computed(known)
+        if now - before < GRACE / 50:
             return False
         if monotonic() > deadline:
             return True
+        before = now
+    return False
+
+
+def _seconds_computed(known: Collection[str]) -> float:
+    """Processor time of the threads that are not ``known``; of all if the system does not tell, or one ends now."""
+    try:
+        others = [one for one in _TASKS.iterdir() if one.name not in known]
+        computed = sum(int((one / "schedstat").read_bytes().split()[0]) for one in others) / 1e9
+    except (OSError, IndexError):
+        return process_time()
+    return computed or process_time() * bool(others)  # a kernel that does not tell says 0
 
 
 def _threads() -> frozenset[int]:

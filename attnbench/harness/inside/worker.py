@@ -72,7 +72,7 @@ def main() -> None:
 
 def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
     from attnbench.harness.inside.canary import Canary
-    from attnbench.harness.inside.traces import Snapshot
+    from attnbench.harness.inside.traces import Snapshot, threads_of_torch
     from attnbench.measure.card import Board, look
 
     def tell(
@@ -87,8 +87,8 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
         return {}
 
     device = served.settings["device"]
-    board = Board.of(device)
-    first, canary = Snapshot.take(device), Canary()
+    board, of_torch = Board.of(device), threads_of_torch()
+    first, canary = Snapshot.take(device, of_torch), Canary()
     before = first
     _answer(answers, served.state)
     for line in requests:
@@ -101,7 +101,7 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
             answer = {"changed": str(error)}
         gc.collect()
         return_freed_memory()
-        now = Snapshot.take(device)
+        now = Snapshot.take(device, of_torch)
         if left := " and ".join(filter(None, (now.left_since(before), canary.slowed()))):
             answer["traces"] = left
         elif kept := now.kept_by_all_since(first):
