@@ -195,9 +195,14 @@ def joint_ratio(a: Ends, b: Ends, family: int, shared: tuple[float, int]) -> tup
 @cache
 def student(freedom: float, family: int = 1) -> float:
     """Half of the 95 % interval of a mean in standard errors (Student 1908), of which ``family`` hold together."""
+    tail = (1 - CONFIDENCE) / 2 / family
+    if freedom == 1:
+        return 1 / math.tan(math.pi * tail)
+    if freedom == 2:  # three visits, as most rows have: their processes need not load scipy
+        return (1 - 2 * tail) / math.sqrt(2 * tail * (1 - tail))
     from scipy.special import stdtrit  # takes a moment; scipy.stats takes a second
 
-    return float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2 / family))
+    return float(stdtrit(freedom, 1 - tail))
 
 
 @cache

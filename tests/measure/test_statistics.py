@@ -27,8 +27,10 @@ from attnbench.measure.statistics import (
     paired_ratio,
     ratios_over_visits,
     spread_of_visits,
+    student,
 )
 from attnbench.measure.time import Sample, TimingRules, measure_time, summarise
+from tests.bare import in_bare_process
 
 
 @pytest.mark.parametrize("n", [6, 7, 20, 31, 100, 1000])
@@ -104,6 +106,19 @@ def test_the_interval_in_the_row_holds_what_it_says_though_its_width_decides_whe
         low, high = found or (math.nan, math.nan)
         misses += not low <= 0.01 <= high
     assert misses / draws <= 1.1 * (1 - CONFIDENCE) + 5 / 300
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 2.5])
+@pytest.mark.parametrize("family", [1, 3, 72, 10_000])
+def test_the_quantile_is_students_with_or_without_scipy(freedom: float, family: int) -> None:
+    from scipy.stats import t
+
+    assert student(freedom, family) == pytest.approx(float(t.isf(0.025 / family, freedom)), rel=1e-9)
+
+
+def test_a_row_of_three_visits_needs_no_scipy() -> None:
+    call = "from attnbench.measure.statistics import *; print(interval_over_rounds([[1.0], [1.1], [1.2]])[0] < 1.1"
+    assert in_bare_process(f"import sys; {call}, 'scipy' in sys.modules)").stdout == "True False\n"
 
 
 def test_the_interval_over_rounds_is_students_of_the_logarithms_of_the_visits_medians() -> None:
