@@ -104,9 +104,9 @@ def used(since: float) -> set[str]:
 
 @cache
 def _may_decide(file: str) -> bool:
-    path = Path(file)
-    hidden = any(part.startswith((".", "torchinductor")) for part in path.parts)
-    return not (hidden or file.startswith(_OF_THE_SYSTEM) or path.suffix == ".pyc" or plugins.is_versioned(path))
+    if file.startswith(_OF_THE_SYSTEM) or file.endswith(".pyc") or plugins.is_versioned(file):
+        return False
+    return not any(part.startswith((".", "torchinductor")) for part in Path(file).parts)
 
 
 def _name(path: Path) -> str:

@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, packages_distributions, version
 from pathlib import Path
 
@@ -84,18 +85,20 @@ def files() -> set[Path]:
     return set(_modules.values())
 
 
-def is_versioned(file: Path) -> bool:
+@cache
+def is_versioned(file: str) -> bool:
     """True if a version identifies this file: it is installed, Python's, or ours."""
-    return any(part in _INSTALLED for part in file.parts) or any(map(file.is_relative_to, _OF_PYTHON))
+    path = Path(file)
+    return any(part in _INSTALLED for part in path.parts) or any(map(path.is_relative_to, _OF_PYTHON))
 
 
 def _own_files(names: Iterable[str], package: str = "") -> Iterator[tuple[str, Path]]:
     script = sys.modules["__main__"]  # which multiprocessing gives a second name
     for name in names:
         module = sys.modules.get(name)
-        file = Path(getattr(module, "__file__", None) or "")
-        if file.name and module is not script and (name.partition(".")[0] == package or not is_versioned(file)):
-            yield name, file.absolute()
+        file = getattr(module, "__file__", None)
+        if file and module is not script and (name.partition(".")[0] == package or not is_versioned(str(file))):
+            yield name, Path(file).absolute()
 
 
 @contextmanager
