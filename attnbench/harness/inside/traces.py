@@ -163,7 +163,7 @@ def _open_files() -> int:
 
 def threads_of_torch() -> frozenset[str]:
     """Numbers of all threads of the process, once torch has started its own; none if the system does not tell them."""
-    torch.ones(2**17).exp_()  # large enough for several threads
+    torch.zeros(2**15 * torch.get_num_threads(), dtype=torch.uint8).add_(1)  # large enough for all of them
     with suppress(OSError):
         return frozenset(one.name for one in _TASKS.iterdir())
     return frozenset()

@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
@@ -56,6 +56,9 @@ def main() -> None:
     gc.disable()  # looking for garbage among all that torch makes takes a tenth of a second each time
     try:
         _import()
+        from attnbench.harness.inside.traces import threads_of_torch
+
+        of_torch = threads_of_torch()  # before a plug-in starts others
         settings = loads(requests.readline())
         served = Served(settings, *_set_up(settings))
     except Changed as error:
@@ -67,12 +70,12 @@ def main() -> None:
     gc.freeze()
     gc.enable()
     with window_library(served.state["process"], Products.of(served.state)):
-        _serve(requests, answers, served)
+        _serve(requests, answers, served, of_torch)
 
 
-def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
+def _serve(requests: TextIO, answers: TextIO, served: Served, of_torch: Collection[str]) -> None:
     from attnbench.harness.inside.canary import Canary
-    from attnbench.harness.inside.traces import Snapshot, threads_of_torch
+    from attnbench.harness.inside.traces import Snapshot
     from attnbench.measure.card import Board, look
 
     def tell(
@@ -88,7 +91,7 @@ def _serve(requests: TextIO, answers: TextIO, served: Served) -> None:
         return {}
 
     device = served.settings["device"]
-    board, of_torch = Board.of(device), threads_of_torch()
+    board = Board.of(device)
     first, canary = Snapshot.take(device, of_torch), Canary()
     before = first
     _answer(answers, served.state)
