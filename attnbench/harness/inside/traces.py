@@ -173,7 +173,7 @@ def _is_busy(known: Collection[str]) -> bool:
     """True if a thread that is not ``known`` computes, for longer than torch's threads spin before they sleep."""
     before, deadline = _seconds_computed(known), monotonic() + GRACE
     while before:
-        sleep(GRACE / 10)
+        sleep(GRACE / 5)  # torch's threads may hold both cores for as long
         now = _seconds_computed(known)
         if now - before < GRACE / 50:
             return False
