@@ -169,6 +169,17 @@ def test_growth_of_an_exact_number_may_equal_its_limit(tmp_path: Path) -> None:
     assert str(found.points[0]) == "n=512 to 2048: power of n in state 0"
 
 
+@pytest.mark.parametrize(("value", "points"), [(1e-9, 1), (0.0, 0)])
+def test_growth_down_to_an_error_of_zero_has_no_lower_end(value: float, points: int, tmp_path: Path) -> None:
+    errors = {512: (0.1, 0.001), 2048: (value, value)}
+    rows = [
+        timed("linear", n, 1.0, rel_error=error, rel_error_std=std, error_draws=3) for n, (error, std) in errors.items()
+    ]
+    found = verdict(rows, tmp_path, kind="growth", of="rel_error", top="linear", at_most=0.0)
+    assert len(found.points) == points
+    assert all(point.low == -math.inf and point.holds for point in found.points)
+
+
 def test_each_number_of_a_claim_has_its_name(tmp_path: Path) -> None:
     rows = [timed(*one) for one in (("softmax", 512, 1.0), ("linear", 512, 0.5))]
     (point,) = verdict(rows, tmp_path, **FASTER).points

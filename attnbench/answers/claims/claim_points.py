@@ -256,12 +256,13 @@ def _growths(test: GrowthTest, rows: pd.DataFrame) -> Iterator[Point]:
         last = line[-1]
         n = last.place[over]
         earlier = [row for row in line if row.place[over] * 4 <= n and row.low > 0]
-        if not earlier:
+        if not earlier or last.value <= 0:  # nothing has no power
             continue
         first = earlier[-1]
         by = math.log(n / first.place[over])
         value, low, high = (
-            math.log(a / b) / by for a, b in ((last.value, first.value), (last.low, first.high), (last.high, first.low))
+            math.log(a / b) / by if a > 0 else -math.inf
+            for a, b in ((last.value, first.value), (last.low, first.high), (last.high, first.low))
         )
         least = None if test.at_least is None else math.nextafter(test.at_least, -math.inf)
         most = None if test.at_most is None else math.nextafter(test.at_most, math.inf)
