@@ -17,7 +17,7 @@ from attnbench.answers.board.entries import read_runs
 from attnbench.answers.board.site import INDEX, exact_labels, make_site, shape_of, write_site
 from attnbench.answers.report import html_page
 from attnbench.cli.app import main
-from attnbench.errors import AttnbenchError, Exit, ResultsError
+from attnbench.errors import AttnbenchError, CannotCreate, Exit, ResultsError
 from attnbench.results.audit import audit
 from attnbench.results.frame.settings import records
 from attnbench.results.manifest import read_manifest, write_manifest
@@ -328,6 +328,15 @@ def test_from_python_it_is_the_same_folder_and_the_same_site(tmp_path: Path) -> 
     for option, call in (("--to", attnbench.submit), ("--out", attnbench.board)):
         with pytest.raises(AttnbenchError, match=rf"choose another folder with {option}$"):
             call(run, tmp_path / "file")
+
+
+def test_runs_of_like_machines_begun_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    first, second = (attnbench.submit(write(tmp_path / name), runs)[0] for name in ("one", "two"))
+    assert second.name.startswith(f"{first.name}-")
+    for name in ("one", "two"):
+        with pytest.raises(CannotCreate, match="was handed in before"):
+            attnbench.submit(tmp_path / name, runs)
 
 
 def test_a_folder_that_cannot_be_finished_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

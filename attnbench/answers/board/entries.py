@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, Resul
 from attnbench.files import PACKED, make_folder, replace_file
 from attnbench.measure.status import Status
 from attnbench.results.audit import audit
-from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED
+from attnbench.results.manifest import ENDS, OPENING, RUN_ID, THINNED, read_manifest
 from attnbench.results.read import read_results, run_names
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED
 from attnbench.results.runs import find_runs, newest_run, no_run
@@ -104,7 +105,8 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
 
     Args:
         run: the folder of a run, or of a suite for its newest.
-        to: the folder that holds the runs of a board; the new one in it is named by date and machine.
+        to: the folder that holds the runs of a board; the new one in it is named by date and machine, and by
+            the id of the run if another run has that name.
 
     Raises:
         ResultsError: there is no run, runs of several suites, or one that a board does not take.
@@ -119,6 +121,8 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
     facts = folder.environment
     date = re.sub("[-:]", "", str(facts.get("started_at", "")))[:15] or folder.path.name
     place = Path(to) / "-".join([date, re.sub("[^a-z0-9]+", "-", title_of(machine).lower()).strip("-")])
+    if place.exists() and facts.get(RUN_ID) != _run_id(place):  # a shard of a like machine, or a merged run
+        place = place.with_name(f"{place.name}-{facts.get(RUN_ID) or folder.path.name}")
     if place.exists():
         same = "a run with the same start and machine was handed in before"
         raise CannotCreate(f"{place} exists: {same}; choose another folder with --to")
@@ -135,6 +139,12 @@ def submit(run: str | Path, to: str | Path = "runs") -> tuple[Path, list[LeftOut
             replace_file(file.with_name(file.name + PACKED), lzma.compress(file.read_bytes(), preset=9))
             file.unlink()
     return place, out
+
+
+def _run_id(place: Path) -> object:
+    with suppress(CorruptResults):
+        return read_manifest(place / ENVIRONMENT).get(RUN_ID)
+    return ""
 
 
 def _for_all(data: Any) -> Any:
