@@ -94,6 +94,8 @@ class RunFolder:
             shutil.rmtree(hidden, ignore_errors=True)
             if isinstance(error, OSError):
                 raise cannot_write(path, error) from error
+            if isinstance(error, StoreError):
+                raise type(error)(str(error).replace(str(hidden), str(path))) from error
             raise
 
     @property

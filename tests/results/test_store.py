@@ -411,6 +411,20 @@ def test_on_a_full_disk_what_was_half_written_is_taken_back(folder: RunFolder) -
     assert len(folder.records()) == 2
 
 
+def test_on_a_full_disk_a_folder_is_named_as_the_user_named_it(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with (
+            pytest.raises(StoreError, match=f"^cannot write {tmp_path / 'run' / RECORDS}: "),
+            RunFolder.whole(tmp_path / "run", environment={"run_key": "k"}, suite_text="name: s") as folder,
+        ):
+            folder.add(record())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("room", [0, 100])
 def test_a_folder_for_which_there_is_no_room_is_not_left_half_made(tmp_path: Path, room: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
