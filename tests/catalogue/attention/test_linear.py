@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnbench.catalogue.attention.kernel.linear import Linear
+from attnbench.catalogue.attention.kernel.linear import EluPlusOne, Linear
 from attnbench.catalogue.build import build
 from attnbench.catalogue.engines import tiling
-from attnbench.catalogue.engines.linear import all_keys
+from attnbench.catalogue.engines.linear import all_keys, causal
 from attnbench.contract.problem.shape import Shape
 from tests.catalogue.attention.small import SHAPE, both, mask, peak_of, qkv
 
@@ -68,6 +68,40 @@ def test_a_tile_is_as_long_as_fits_and_few_heads_make_it_longer() -> None:
         assert rows == least or most / 2 < rows * heads * numbers <= most
         assert rows % 64 == 0
         assert rows >= least
+
+
+@pytest.mark.parametrize(
+    ("heads", "width", "length", "rows"),
+    [
+        (8, 64, 100, 96),
+        (8, 64, 512, 512),
+        (1, 64, 4096, 512),
+        (1, 64, 8192, 1024),
+        (1, 64, 2**20, 2048),
+        (8, 32, 2**20, 1024),
+        (8, 64, 2**20, 512),
+    ],
+)
+def test_a_causal_block_is_longer_for_few_heads_of_a_long_sequence(
+    heads: int, width: int, length: int, rows: int
+) -> None:
+    x = torch.empty(1, 1, 1, 1).expand(1, heads, length, width)
+    assert causal.CausalCall(x, x, x, None, EluPlusOne(width), 32, x).rows == rows
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_rows_of_a_block_change_nothing_but_rounding(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, 2, 5000, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    key_mask = torch.rand(1, 5000) < 0.9 if masked else None
+
+    def found() -> list[torch.Tensor]:
+        out = causal.attend_causally(q, k, v, EluPlusOne(4), key_mask=key_mask)
+        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    short = found()
+    monkeypatch.setattr(causal, "SHORT", 2048)
+    for one, other in zip(short, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch's compiler itself

@@ -25,9 +25,10 @@ from torch.autograd.function import once_differentiable
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap, Tiles
 from attnbench.catalogue.engines.linear.key_sums import KeySums, weigh, weigh_ones
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.catalogue.engines.tiling import Group, head_groups, large_steps, learned, row_blocks, within
+from attnbench.catalogue.engines.tiling import Group, budget, head_groups, large_steps, learned, row_blocks, within
 
-BLOCK = 512
+SHORT, LONG = 512, 2048
+"""Rows of a block, and of one of few or narrow heads, in which the start of each call costs more than its work."""
 
 
 class CausalCall(NamedTuple):
@@ -44,7 +45,11 @@ class CausalCall(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return max(1, BLOCK // self.chunk) * self.chunk
+        """Rows of a block: whole chunks. A long one is at most an eighth of the tokens, which bounds its memory."""
+        batch, heads, length, _ = self.q.shape
+        few = budget("linear.features", self.q.device) // (2 * batch * heads * self.features.width)
+        rows = min(max(SHORT, min(LONG, few, length // 8)), length)
+        return max(1, rows // self.chunk) * self.chunk
 
     def blocks(self) -> list[slice]:
         """Blocks of whole chunks, and the rest as a block of one shorter chunk."""
