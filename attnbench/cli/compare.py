@@ -200,8 +200,9 @@ def _time_rows(comparison: Comparison, shown: Sequence[CompareRow]) -> list[list
     lines = []
     for n in dict.fromkeys(row.n for row in shown):
         here = [row for row in shown if row.n == n]
-        first = here[0].a.record
-        lines.append([str(n), name_text(first.label, first.own_form), *_time(here[0].a), "", "", ""])
+        baseline = max(here, key=lambda row: row.processes).a
+        first = baseline.record
+        lines.append([str(n), name_text(first.label, first.own_form), *_time(baseline), "", "", ""])
         for row in here if len(comparison.labels) > 1 else ():
             cells, word = ["-", "-"], _MIRROR.get(row.verdict, row.verdict) + row.word.removeprefix(row.verdict)
             if row.shown is not None:

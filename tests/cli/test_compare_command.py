@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli.app import main
-from attnbench.cli.compare import _without_error
+from attnbench.cli.compare import _time_rows, _without_error
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.spec import Spec
+from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import Exit
 from attnbench.harness.compare import compare as compare_module
+from attnbench.harness.compare.compare import CompareRow, Comparison, Side
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
@@ -194,6 +195,20 @@ def test_the_lines_above_a_table_say_for_how_many_ratios_and_over_how_many_proce
         assert main(["compare", "identity", "mean-value", "sdpa", "--n", "16", *QUICK]) == 0
     line = r"process 95 % intervals over \d( to \d)? processes; verdicts: 95 % for all 3 together; --csv has "
     assert re.search(line, " ".join(capsys.readouterr().out.split()))
+
+
+def test_the_time_of_the_baseline_is_that_of_its_most_processes() -> None:
+    def side(label: str, seconds: float) -> Side:
+        cell = Cell("s", "w", parse_spec(label), Shape(heads=1, seq_len=64, head_dim=4))
+        return Side(Record.of(cell, Status.OK), seconds, (0.9 * seconds, 1.1 * seconds))
+
+    labels = ["softmax", "sdpa", "chunked"]
+    rows = [
+        CompareRow(64, side("softmax", base), side(label, 1.0), None, processes=processes)
+        for label, base, processes in (("sdpa", 3.0, 3), ("chunked", 2.0, 6))
+    ]
+    found = _time_rows(Comparison(labels), rows)
+    assert [line[2].split(" ±")[0] for line in found] == ["2.00 s", "1.00 s", "1.00 s"]
 
 
 def test_all_stand_in_one_table_against_the_baseline_and_are_told_as_they_are_measured(tmp_path: Path) -> None:
