@@ -37,8 +37,9 @@ BUSY_MACHINE = "busy machine"
 SAID = {
     "withheld": "no verdict and no ratio, for the reason given; both times stand as they were measured",
     BUSY_MACHINE: "other programs had the cores, but the difference is larger than the noise of the machine",
-    "inconclusive": "the interval allows a difference in either direction, or one below the noise of the machine",
-    "same": "the whole interval lies within 2 %",
+    "inconclusive": "the interval that holds for all ratios together, wider than one ratio's own, allows a difference "
+    "in either direction, or one below the noise of the machine",
+    "same": "the whole interval that holds for all ratios together lies within 2 %",
 }
 """Meanings of verdict words that do not say it themselves."""
 OF_MEDIAN = 1.25
