@@ -141,7 +141,7 @@ class BestChoice:
     """``faster``, ``a tie``, ``withheld``, ``the only one``, or ``none``; perhaps with the mark of a busy machine."""
     tied: Sequence[str] = ()
     next: str | None = None
-    """The fastest of the forms that are slower beyond doubt."""
+    """The fastest of the forms that are slower beyond doubt; None if another form has no verdict."""
     margin: Ratio | None = None
     """The time of that one over the time of the fastest."""
 
@@ -196,10 +196,10 @@ class Best:
         self.choices += [choose(asked, about, n, pairs, self.max_error) for n, pairs in at.items()]
 
     def to_json(self) -> dict[str, Any]:
-        """Answers, rows, warnings and the machine, for a program."""
+        """Answers, rows, warnings, the machine, and the number of ratios that hold together, for a program."""
         shapes = [one.to_json() for one in self.choices]
         about = {"environment": self.environment, "warnings": self.warnings, "max_error": self.max_error}
-        return {**about, "shapes": shapes, "rows": self.rows}
+        return {**about, "comparisons": self.family, "shapes": shapes, "rows": self.rows}
 
 
 def choose(asked: Workload, about: str, n: int, pairs: Mapping[tuple[str, str], CompareRow], most: float) -> BestChoice:
@@ -221,7 +221,7 @@ def choose(asked: Workload, about: str, n: int, pairs: Mapping[tuple[str, str], 
     rows = {one: pairs.get((first, one)) or pairs[one, first] for one in others}
     tied = [one for one, beside in rows.items() if beside.verdict in ("same", "inconclusive")]
     withheld = {one: f"no verdict: {beside.withheld}" for one, beside in rows.items() if beside.withheld}
-    after = next((one for one in rows if one not in tied and one not in withheld), None)
+    after = next((one for one in rows if one not in tied), None) if not withheld else None
     busy = f" ({rows[after].busy})" * bool(rows[after].busy) if after else ""
     verdict = "withheld" if withheld else "a tie" if tied else "faster" if after else "the only one"
     margin = _oriented(rows[after].ratio, (after, first) in pairs) if after else None

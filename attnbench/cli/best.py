@@ -80,6 +80,8 @@ def watching(bar: Progress, say: Callable[[str], None] = lambda text: None) -> C
 
 
 def _print(found: Best, settings: Settings) -> None:
+    from attnbench.measure.statistics import SAID
+
     threads = quantity(settings.threads, "thread")
     console.line(f"on {settings.device}, {threads}, {found.environment['process']} process")
     console.paragraph(f"verdicts: 95 % for all {found.family} ratios of the table together")
@@ -99,6 +101,9 @@ def _print(found: Best, settings: Settings) -> None:
             said.setdefault(f"{label}: {reason}", []).append(f"{one.asked.name} {one.n}")
     for text, where in said.items():
         console.paragraph(text + f" (at {', '.join(where)})" * (len(where) < len(found.choices)))
+    for word, meaning in SAID.items():
+        if any(word in one.verdict for one in found.choices):
+            console.paragraph(f"{word}: {meaning}")
     console.mark_notes(cell for row in table for cell in row)
     console.laws_note(found.records)
 

@@ -19,7 +19,7 @@ from attnbench.errors import Exit, UsageError
 from attnbench.harness.compare import compare as compare_module
 from attnbench.harness.compare.compare import CompareRow, Comparison, Contest, Side
 from attnbench.harness.outside.isolation import WorkerFailed
-from attnbench.measure.statistics import Ratio, Said, judged
+from attnbench.measure.statistics import SAID, Ratio, Said, judged
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
 from attnbench.suite.cell import Cell
@@ -106,6 +106,17 @@ def test_a_verdict_that_compare_withholds_is_withheld_and_one_of_a_busy_machine_
     assert chosen(withheld).left_out == {"softmax": "no verdict: the machine was busy (1.1 of 2 cores)"}
     busy = rows(*two, said={("sdpa", "softmax"): Said("faster", "busy machine")})
     assert told(busy) == ("sdpa", "faster (busy machine)", [], "softmax")
+
+
+def test_while_one_form_has_no_verdict_no_other_is_the_next_slower_one() -> None:
+    sides = side("sdpa", 1.0), side("softmax", 1.1), side("chunked", 2.0)
+    said = {
+        ("sdpa", "softmax"): Said("withheld", "the machine was busy (1.1 of 2 cores)"),
+        ("sdpa", "chunked"): Said("faster", "busy machine"),
+    }
+    found = rows(*sides, said=said)
+    assert told(found) == ("sdpa", "withheld", [], None)
+    assert chosen(found).margin is None
 
 
 def test_the_verdicts_of_all_shapes_hold_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +250,10 @@ def test_the_table_and_its_json_name_a_form_that_can_be_built(
         assert main([*arguments, "--json"]) == Exit.OK
     assert "verdicts: 95 % for all 6 ratios of the table together" in " ".join(said.split())
     assert "small: operator forward, B=1 H=2 D=8, float32" in said
+    assert all((f"{word}: {meaning}" in " ".join(said.split())) == (word in said) for word, meaning in SAID.items())
     assert "mean-value: its error is" in said
     found = json.loads(capsys.readouterr().out)
+    assert found["comparisons"] == 6
     assert [(one["shape"], one["seq_len"]) for one in found["shapes"]] == [("small", 32), ("longer", 64)]
     for one in found["shapes"]:
         module = attnbench.build(

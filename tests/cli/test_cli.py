@@ -184,6 +184,7 @@ def test_compare_json_is_json(tmp_path: Path) -> None:
     data = json.loads(attnbench(*arguments).stdout)
     assert {row["verdict"] for row in data["rows"]} <= {"faster", "slower", "same", "inconclusive", "withheld"}
     assert data["crossovers"][0]["seq_len"] is None
+    assert data["comparisons"] == 1
     assert data["environment"]["variables"]["OMP_NUM_THREADS"] == "1"
 
 

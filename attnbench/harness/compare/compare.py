@@ -212,11 +212,12 @@ class Comparison:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Rows, crossovers, warnings and the environment."""
+        """Rows, crossovers, warnings, the environment, and the number of ratios whose verdicts hold together."""
         machine = {"machine" if name == "environment" else name: fact for name, fact in self.environment.items()}
         return {
             "environment": machine,
             "warnings": self.warnings,
+            "comparisons": self.family,
             "rows": self.to_rows(),
             "crossovers": [
                 {"a": a, "b": b, "seq_len": one.n, "ci_low": one.low, "ci_high": one.high, "note": one.note}
