@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ def why_not_compiled(error: BaseException) -> str | None:
 def without_compiler(mode: type[Mode]) -> type[Mode]:
     """Decorator: call a dispatch mode directly, without the wrapper that keeps torch from compiling it.
 
-    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow.
+    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow. What a user
+    compiles runs :func:`as_written` in such a mode.
     """
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
@@ -76,13 +77,36 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
     if torch.__version__ < "2.10" and issubclass(mode, TorchDispatchMode):
         # It compiles nothing, and says nothing, where such a mode is only set aside.
         mode.ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
+    enter, leave = mode.__enter__, mode.__exit__  # type: ignore[attr-defined]  # of modes of functions and of operators
+
+    def begin(self: Any) -> Any:
+        self.as_written = as_written()
+        self.as_written.__enter__()
+        return enter(self)
+
+    def end(self: Any, *error: Any) -> None:
+        leave(self, *error)
+        self.as_written.__exit__(*error)
+
+    mode.__enter__, mode.__exit__ = begin, end  # type: ignore[attr-defined]
     return mode
 
 
-def as_written() -> AbstractContextManager[object]:
+@contextmanager
+def as_written() -> Iterator[None]:
     """Call what a user compiles as it is written: how often it was called, and for which shapes, decides how torch
-    compiles it later."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    compiles it later, and what it meets in a dispatch mode it never compiles."""
+    had_compiler = "torch._dynamo" in sys.modules
+    try:
+        with _stance("force_eager"):
+            yield
+    finally:
+        if not (had_compiler or any(_booked)) and "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # the first compiled code, which was not held back
+
+
+def _stance(name: Literal["default", "force_eager"]) -> AbstractContextManager[object]:
+    return torch.compiler.set_stance(name) if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def find_instructions() -> None:
@@ -151,7 +175,7 @@ def out_of_sight(
     if not _booked:
         output = call()
     else:
-        with _disable_current_modes():
+        with _disable_current_modes(), _stance("default"):
             output = call()
     if (backward_flops or matmul_flops is None) and output.requires_grad:
         flops = None if matmul_flops is None else backward_flops
@@ -202,7 +226,7 @@ def apart() -> Iterator[None]:
     """Keep calls inside, such as a trial, out of every count and prediction."""
     held, _booked[:] = _booked[:], []
     try:
-        with _disable_current_modes():
+        with _disable_current_modes(), _stance("default"):
             yield
     finally:
         _booked[:] = held

@@ -367,7 +367,7 @@ class Law:
     def _ask(self, case: Case) -> list[Finding]:
         found: list[Finding] = []
         try:
-            with as_written() if case.foreign else nullcontext():
+            with nullcontext() if case.traits.compiled and not case.foreign else as_written():
                 for one in self.holds(case):
                     fault = "" if one.holds else one.fault or f"not so: {self.sentence}"
                     found.append(Finding(self.name, str(case), one.holds, one.number, one.bound, fault))

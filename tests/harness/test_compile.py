@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,15 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnbench.catalogue.build import build
 from attnbench.contract.compiled import compiling, why_not_compiled
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
-from attnbench.contract.variant import VARIANTS, Traits, register
+from attnbench.contract.variant import VARIANTS, No, Traits, register
 from attnbench.errors import AttnbenchError, Unsupported
 from attnbench.harness.forecast import estimate
 from attnbench.harness.inside.call import prepare
 from attnbench.harness.inside.execute import _hold_to, run_cell
 from attnbench.harness.wire.protocol import VisitCell
+from attnbench.laws import LAWS, Case
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import REPLACED, Record
@@ -261,6 +263,66 @@ def test_what_always_compiles_itself_is_not_compiled_once_more() -> None:
     asked = Cell("s", "w", Spec("flex"), Shape(heads=1, seq_len=16, head_dim=8), compile=True)
     assert prepare(asked).uncompiled is None
     assert prepare(replace(asked, variant=Spec("softmax"))).uncompiled is not None
+
+
+@pytest.fixture(params=["at import", "at its first call"])
+def own_graphs(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """Lengths for which a variant that calls torch.compile itself was called as compiled code."""
+    lengths: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            lengths.append(max(x.shape[2] for x in inputs if isinstance(x, Tensor)))
+            return graph.forward(*inputs)
+
+        return run
+
+    def exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+    ready = [torch.compile(exact, backend=backend)] if request.param == "at import" else []
+    claims = {"target": "other", "causal": No("no"), "key_padding": No("no")}
+
+    def own(name: str, traits: Traits) -> None:
+        @register(name, family="reference", source="here", formula="softmax(qk)v", cost="O(n²·d)", traits=traits)
+        class CompilesItself(nn.Module):
+            """Exact attention, compiled by itself."""
+
+            def __init__(self, shape: Shape) -> None:
+                super().__init__()
+
+            def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+                return exact(q, k, v)
+
+            def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+                if not ready:
+                    ready.append(torch.compile(exact, backend=backend))
+                out: Tensor = ready[0](q, k, v)
+                return out
+
+    own("compiles-itself", Traits(**claims))
+    own("says-so", Traits(**claims, compiled=True))
+    torch.compiler.reset()
+    yield lengths
+    torch.compiler.reset()
+    for name in ("compiles-itself", "says-so"):
+        del VARIANTS._entries[name]
+
+
+def test_code_that_a_variant_compiles_itself_is_timed_as_it_is_compiled(own_graphs: list[int]) -> None:
+    assert measure("compiles-itself", compile=False).status is Status.OK
+    assert len(own_graphs) > 2
+    assert measure("says-so", compile=False).compiled  # although its code has been compiled already
+
+
+def test_no_law_makes_torch_give_up_the_code_of_a_variant(own_graphs: list[int]) -> None:
+    case = Case(VARIANTS.get("compiles-itself"), Spec("compiles-itself"))
+    for one in ("unwritten memory", "memory"):
+        assert all(finding.held for finding in LAWS[one].examine(case))
+    own_graphs.clear()
+    for length in (40, 41):
+        build(Spec("compiles-itself"), Shape(seq_len=length))(*(torch.randn(1, 1, length, 8) for _ in range(3)))
+    assert own_graphs == [40, 41]
 
 
 def test_a_prediction_compiles_nothing() -> None:

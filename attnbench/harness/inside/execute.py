@@ -20,7 +20,7 @@ from attnbench.contract.compiled import compiling, find_instructions, whole
 from attnbench.contract.inputs import doubt
 from attnbench.contract.problem.padding import real_tokens
 from attnbench.contract.problem.reference import relative_error
-from attnbench.errors import AttnbenchError, BrokenContract
+from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
 from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
 from attnbench.harness.inside.launch import host_share, launch, note_work
@@ -231,18 +231,26 @@ def _add_trained(record: Record, cell: Cell, begins: Callable[..., None]) -> Non
 def _compile(record: Record, cell: Cell) -> Call:
     if cell.device == "cpu":
         find_instructions()
-    with compiling():
-        call = prepare(cell)
-        start = Moment.now()
-        output = call.on(0)()
-        end = Moment.now()
-        record.first_call_s = None if Standstill().between(start, end) else end.passed - start.passed
+    try:
+        call, output, record.first_call_s = _first_compiled(cell)
+    except Unsupported:  # by torch's caches it may have been compiled, or given up, for other shapes
+        torch.compiler.reset()
+        call, output, record.first_call_s = _first_compiled(cell)
     if not is_finite(output):
         raise Nonfinite("the compiled output holds NaN or infinity")
     if call.uncompiled:
         _hold_to(output, call.uncompiled())
     record.compiled = True
     return call
+
+
+def _first_compiled(cell: Cell) -> tuple[Call, Any, float | None]:
+    with compiling():
+        call = prepare(cell)
+        start = Moment.now()
+        output = call.on(0)()
+        end = Moment.now()
+    return call, output, None if Standstill().between(start, end) else end.passed - start.passed
 
 
 def _hold_to(output: Any, plain: Callable[[], Any]) -> None:
