@@ -120,6 +120,9 @@ CASES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
     "torch.nn.functional.softmax": (lambda: put(torch.nn.functional, "softmax", print), lambda: put_back()),
     "Tensor.sum": (lambda: put(torch.Tensor, "sum", print), lambda: put_back()),
     "torch.softmax": (lambda: put(torch, "softmax", torch.log_softmax), lambda: put_back()),
+    "torch.nn.Linear.forward": (lambda: put(torch.nn.Linear, "forward", print), lambda: put_back()),
+    "torch.nn.Linear.__call__": (lambda: put(torch.nn.Linear, "__call__", print), lambda: put_back()),
+    "torch.nn.Module.__call__": (lambda: put(torch.nn.Module, "__call__", print), lambda: put_back()),
     "torch.nn.functional.gelu": (
         lambda: put(torch.nn.functional, "gelu", torch.nn.functional.tanh),
         lambda: put_back(),
@@ -514,11 +517,22 @@ def test_what_the_compiler_leaves_is_no_trace(tmp_path: Path) -> None:
     ] * 2
 
 
+REACHES_ALL = """
+import threading
+import torch
+torch.softmax = torch.log_softmax
+torch.nn.Linear.forward = lambda self, x: x
+threading.Thread(target=threading.Event().wait, name="waiting", daemon=True).start()
+"""
+
+
 def test_a_plug_in_that_replaces_a_function_when_it_is_imported_is_told(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("import torch\ntorch.softmax = torch.log_softmax\n")
+    (tmp_path / "own.py").write_text(REACHES_ALL)
     matrix = "{variant: mean-value, seq_len: 64, heads: 1, head_dim: 8}"
     rows, said = run(tmp_path, f"{{name: w, matrix: {matrix}}}", "--plugin", "own.py", "--quick")
-    assert "a plug-in replaced torch.softmax" in said
+    said = " ".join(said.split())
+    assert "a plug-in replaced torch.softmax, torch.nn.Linear.forward: numbers may silently be wrong" in said
+    assert "a plug-in left 1 thread (waiting) behind when it was imported, which reaches all cells" in said
     (row,) = rows
     assert row["status"] == "ok"
 

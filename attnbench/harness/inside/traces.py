@@ -51,6 +51,8 @@ _WATCHED: tuple[Any, ...] = (
     torch.nn.functional,
     torch.special,
 )
+_CALLED = ("__call__", "_call_impl", "forward")
+"""Methods through which a module is called, which may be put into a class that inherits them."""
 _COMPILER = tuple(f"{_TORCH}/{name}" for name in ("_compile.py", "_dynamo", "_functorch", "_inductor"))
 
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
@@ -94,11 +96,8 @@ class Snapshot:
             changed.append(f"{_some(variables)} in the environment")
         if functions := self.replaced_since(before):
             changed.append(_some(functions))
-        left = []
-        if threads := _still_running(self.threads - before.threads):
-            left.append(f"{quantity(len(threads), 'thread')} ({_some(_names(threads))})")
-        elif self.busy and not before.busy:
-            left.append("1 thread")
+        threads = self.threads_since(before) or "1 thread" * (self.busy and not before.busy)
+        left = [threads] if threads else []
         if self.files - before.files > OPEN:
             left.append(f"{self.files - before.files} open files")
         if kept := self.kept_since(before, KEPT):
@@ -109,6 +108,11 @@ class Snapshot:
     def changed_since(self, before: Snapshot) -> list[str]:
         """The words for settings that have changed."""
         return [words for words, value in self.settings.items() if value != before.settings[words]]
+
+    def threads_since(self, before: Snapshot) -> str:
+        """The number and the names of the threads of Python that still run; empty without any."""
+        threads = _still_running(self.threads - before.threads)
+        return f"{quantity(len(threads), 'thread')} ({_some(_names(threads))})" if threads else ""
 
     def kept_since(self, before: Snapshot, allowed: int) -> str:
         """Memory that stayed, in words; empty if ``allowed`` and :data:`KEPT_PER_MODULE` cover it."""
@@ -125,16 +129,25 @@ class Snapshot:
         """Names of replaced or removed functions; torch.compile replaces some by its own."""
         now = self.functions
         names = [name for name, value in before.functions.items() if now.get(name) != value]
-        return [name for name in names if not _file_of(now.get(name)).startswith(_COMPILER)]
+        names = [name for name in names if not _file_of(now.get(name)).startswith(_COMPILER)]
+        first = {
+            (id(before.functions[name]), id(now.get(name))): name for name in reversed(names)
+        }  # classes inherit them
+        return [name for name in names if name in first.values()]
 
 
 def functions() -> dict[str, object]:
-    """The functions of :data:`_WATCHED`, by name: libraries patch them there."""
+    """The functions of :data:`_WATCHED` and of the classes in torch.nn, by name: libraries patch them there."""
     found = dict[str, object]()
     for place in _WATCHED:
         # One that is put into a class may hide one that it inherits.
         inside = {name: getattr(place, name, None) for name in dir(place)} if isinstance(place, type) else vars(place)
         found |= {f"{place.__name__}.{name}": one for name, one in inside.items() if callable(one)}
+    classes = [place for place in vars(torch.nn).values() if isinstance(place, type)]
+    for place in sorted(classes, key=lambda one: len(one.__mro__)):  # Module first, and Linear before what inherits it
+        methods = dict.fromkeys((*vars(place), *_CALLED))
+        ways = {f"torch.nn.{place.__name__}.{one}": getattr(place, one, None) for one in methods}
+        found |= {name: way for name, way in ways.items() if callable(way)}
     return found
 
 

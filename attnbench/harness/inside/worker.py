@@ -348,8 +348,11 @@ def _load_plugins(names: Sequence[str], *, undo: bool) -> tuple[list[str], list[
         set_back(switches)
     now = Snapshot.take("cpu")
     changed = now.changed_since(before)
+    left = now.threads_since(before)
     slowed = [
-        f"a plug-in {words} when it was imported, which reaches all cells" for words in [canary.slowed()] if words
+        f"a plug-in {words} when it was imported, which reaches all cells"
+        for words in (canary.slowed(), f"left {left} behind" if left else "")
+        if words
     ]
     if not changed:
         return now.replaced_since(before), slowed
