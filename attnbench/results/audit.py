@@ -53,7 +53,7 @@ def audit(path: Path) -> Audit:
     if not any(line.startswith(str(path / RECORDS)) for line in broken):
         try:
             records = folder.records()
-            findings += _of_the_rows(folder, records, broken)
+            findings += _of_the_rows(folder, records, broken, complete=ENDS in environment)
             findings += _of_the_table(folder, complete=ENDS in environment)
         except (CorruptResults, StoreError) as error:
             findings.append(str(error))
@@ -73,8 +73,11 @@ def _of_the_sources(path: Path, environment: Mapping[str, Any]) -> Iterator[str]
             yield f"{file}: not as the run used it"
 
 
-def _of_the_rows(folder: RunFolder, records: Mapping[str, Record], broken: Sequence[str]) -> Iterator[str]:
-    """Rows whose samples or learning curve are lost, or do not fit them; samples and curves without a row."""
+def _of_the_rows(
+    folder: RunFolder, records: Mapping[str, Record], broken: Sequence[str], *, complete: bool
+) -> Iterator[str]:
+    """Rows whose samples or learning curve are lost, or do not fit them; samples and curves without a row, which a run
+    that was cut short between the two may have."""
     is_whole = {
         name: not any(line.startswith(str(folder.path / name)) for line in broken) for name in (SAMPLES, CURVES)
     }
@@ -90,7 +93,7 @@ def _of_the_rows(folder: RunFolder, records: Mapping[str, Record], broken: Seque
             if is_trained and record.cell_id not in found[CURVES]:
                 yield f"{folder.path / CURVES}: the learning curve of {record.label} n={record.seq_len} is lost"
     for name, cell_ids in found.items():
-        for cell_id in sorted(cell_ids - records.keys()):
+        for cell_id in sorted(cell_ids - records.keys()) if complete else ():
             yield f"{folder.path / name}: cell {cell_id} has no row in {RECORDS}"
 
 

@@ -72,6 +72,16 @@ def test_a_run_is_as_it_was_written(runs: Runs, capsys: pytest.CaptureFixture[st
     assert files(runs.mine) == runs.kept
 
 
+def test_samples_that_a_cut_short_run_has_no_row_of_yet_are_as_it_wrote_them(runs: Runs) -> None:
+    runs.restore()
+    folder = RunFolder(runs.mine)
+    with folder.lock():
+        folder.append(SAMPLES, [{"cell_id": "ab", "round": 0, "samples": []}])
+    found = audit(runs.mine)
+    assert found.findings == []
+    assert "it was not complete" in found.notes[0]
+
+
 def edit(at: int) -> Callable[[Lines], Lines]:
     return lambda lines: [
         *lines[:at],
