@@ -76,8 +76,9 @@ def listen() -> None:
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
-        _opened.add(str(Path(arguments[0]).absolute()))
+    read = event == "sqlite3.connect" or (event == "open" and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
+    if read and isinstance(arguments[0], str | bytes):
+        _opened.add(str(Path(os.fsdecode(arguments[0])).absolute()))
     elif event == "sys.addaudithook":
         hooks.append(event)
 

@@ -86,6 +86,21 @@ def test_our_own_code_counts_but_not_what_only_shows(tmp_path: Path, monkeypatch
     assert changed(before) == [OURS]
 
 
+def test_data_is_noted_however_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / name for name in ("text", "bytes", "rows.db", "written")]
+    for file in files:
+        file.touch()
+        os.utime(file, (1, 1))
+    monkeypatch.setattr(sources, "_opened", set())
+    sources._hear("open", (str(files[0]), "r", os.O_RDONLY))
+    sources._hear("open", (os.fsencode(files[1]), "r", os.O_RDONLY))
+    sources._hear("sqlite3.connect", (str(files[2]),))
+    sources._hear("sqlite3.connect", (":memory:",))
+    sources._hear("open", (str(files[3]), "w", os.O_WRONLY))
+    noted = {Path(name).expanduser() for name in sources.used(2.0)}
+    assert noted & set(files) == set(files[:3])
+
+
 def test_what_is_in_memory_is_judged_once_though_it_is_looked_at_after_each_answer(tmp_path: Path) -> None:
     """With a plug-in, looking at hundreds of mapped files took a tenth of a quick run."""
     weights = tmp_path / "weights.bin"
