@@ -62,7 +62,8 @@ def environment_for(threads: int) -> dict[str, str]:
     Unless the user says otherwise, Triton caches its choice of kernels, so that a later process does not try all again.
     """
     # With these, fewer threads would work than torch and the row say.
-    inherited = {name: text for name, text in os.environ.items() if name not in ("OMP_THREAD_LIMIT", "OMP_DYNAMIC")}
+    fewer = ("OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS")
+    inherited = {name: text for name, text in os.environ.items() if name not in fewer}
     # The worker finds what this process finds, and nothing that just happens to lie in the current folder (-P).
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return {"TRITON_CACHE_AUTOTUNING": "1", **inherited, **dict.fromkeys(THREADS, str(threads)), "PYTHONPATH": path}
