@@ -352,8 +352,9 @@ def _middle(runs: Sequence[Numbers]) -> float:
 
 
 def _of_runs(olds: Sequence[Sequence[float]]) -> list[Numbers]:
+    """Each run by itself; all as one if their rounds do not say how visits of one run vary."""
     logs = [np.log(one) for one in olds]
-    return logs if min(map(len, logs)) >= FEWEST_VISITS else [np.concatenate(logs)]
+    return logs if sum(len(one) - 1 for one in logs) >= FEWEST_VISITS - 1 else [np.concatenate(logs)]
 
 
 def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:
