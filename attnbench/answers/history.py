@@ -21,7 +21,7 @@ from attnbench.answers.gate import phrases
 from attnbench.answers.gate.decide import over
 from attnbench.answers.gate.join import RowPair, launch_of
 from attnbench.answers.gate.pace import as_measured, at_one_speed
-from attnbench.answers.gate.verdict import RAN, Ruling, Times, Tolerance, judge, times_of
+from attnbench.answers.gate.verdict import COLUMNS, RAN, Ruling, Times, Tolerance, judge, times_of
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import spread_between
@@ -39,8 +39,7 @@ FEWEST_RUNS = 4
 """Fewest runs before a time has a verdict: fewer do not say how runs of one program differ."""
 SPANS = (1, 3)
 """Numbers of runs that are held against those before: a small change shows when it has lasted."""
-_UNCHANGED = ("same", "unsure")
-_COLUMNS = {"memory": "peak_bytes", "error": "rel_error"}
+_UNCHANGED = ("same", "unsure", "missing")
 
 
 def read_history(paths: Sequence[Path], newest: MeasuredRun | None = None) -> tuple[list[MeasuredRun], dict[str, str]]:
@@ -294,7 +293,7 @@ def _add(line: CellHistory, run: MeasuredRun, row: Record, metric: Metric, chang
     if metric == "time":
         value = exp(fmean(map(log, visits[0].seconds.values()))) if visits else None
     else:
-        value = getattr(row, _COLUMNS[metric]) if row.status in RAN else None
+        value = getattr(row, COLUMNS[metric]) if row.status in RAN else None
     if visits and line.measured and launch_of(row) != launch_of(line.measured):
         line.stretches.append([])
     line.stretches[-1] += visits

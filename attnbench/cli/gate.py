@@ -38,7 +38,7 @@ def gate(
     on: decisions.OnOption = "time,memory,error,status",
     confirm: Annotated[int, Count(min=0, max=20, help="Measure cells that seem slower for N more rounds.")] = 0,
     missing: Annotated[
-        Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells that only OLD has.")
+        Literal["fail", "warn", "ignore"], typer.Option(help="What to do about cells and numbers that only OLD has.")
     ] = "warn",
     strict: Annotated[bool, typer.Option("--strict", help="Fail also if it is open whether a cell is worse.")] = False,
     plugin: Plugins = None,

@@ -334,6 +334,68 @@ def test_a_time_that_a_busy_machine_withheld_is_open_and_the_rest_of_its_row_is_
         assert not decided(old, new, GateQuestion(measures=("time",), strict=True)).passed
 
 
+SCORED = {"score": 0.5, "score_low": 0.45, "score_high": 0.55, "protocol": "fixed", "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("now", "unjudged", "said"),
+    [
+        (Row(status=Status.DISTURBED, columns=SCORED | {"peak_bytes": 4096, "rel_error": 0.5}), "time", "1 unsure"),
+        (Row(seconds=None, error=0.5, columns=SCORED), "time", "1 with time missing"),
+        (Row(peak=None, error=0.5, columns=SCORED), "memory", "1 with memory missing"),
+        (Row(columns=SCORED), "error", "1 with error missing"),
+        (Row(error=0.5, columns=SCORED | {"score": None}), "score", "1 with score missing"),
+        (Row(error=0.5, columns=SCORED | {"score_low": None, "score_high": None}), "score", "1 with unsure score"),
+    ],
+)
+def test_a_measure_of_which_no_number_is_left_is_not_known_and_its_old_number_is_named(
+    tmp_path: Path, now: Row, unjudged: str, said: str
+) -> None:
+    old, new = write_run(tmp_path / "old", [Row(error=0.5, columns=SCORED)]), write_run(tmp_path / "new", [now])
+    question = GateQuestion(measures=("time", "memory", "error", "score", "status"))
+    decision = decided(old, new, question)
+    assert (decision.exit_code, decision.undecided, decision.unjudged) == (Exit.OK, True, (unjudged,))
+    assert table_of(decision).verdict == f"not known: no {unjudged} of both runs could be compared; {said}"
+    (row,) = table_of(decision).rows
+    assert row[-1] == said.removeprefix("1 ").removeprefix("with ")
+    assert decided(old, new, replace(question, missing="fail")).passed is ("missing" not in said)
+    assert decided(old, new, replace(question, strict=True)).passed is ("unsure" not in said)
+    backwards = decided(new, old, question)  # a number that is new has nothing to be held against
+    assert backwards.undecided is (backwards.counts().get("unsure", 0) > 0)
+
+
+def test_one_number_that_is_left_is_judged_and_the_others_are_counted(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old", [Row(error=0.5), Row(n=128, error=0.5)])
+    new = write_run(tmp_path / "new", [Row(error=0.5), Row(n=128)], seed=1)
+    decision = decided(old, new)
+    assert (decision.undecided, table_of(decision).verdict) == (
+        False,
+        "passed: nothing is worse beyond doubt; 1 with error missing",
+    )
+    ignored = decided(old, new, GateQuestion(missing="ignore"))
+    assert table_of(ignored).verdict == "passed: nothing is worse beyond doubt"
+
+
+def test_what_neither_run_has_is_not_known_if_it_was_asked_for_by_name(old: Path, tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", ROWS, seed=1)
+    assert not decided(old, new).undecided  # no row has an error, and nobody named it
+    for measures in (("score",), ("time", "score")):
+        decision = decided(old, new, GateQuestion(measures=measures))
+        assert table_of(decision).verdict == "not known: no score of both runs could be compared"
+        assert (decision.exit_code, decision.unjudged) == (Exit.OK, ("score",))
+    slow = write_run(tmp_path / "slow", [Row(seconds=2e-3)])
+    said = table_of(decided(old, slow, GateQuestion(measures=("time", "score"), select="softmax and n64"))).verdict
+    assert said == "failed: 1 slower; no score of both runs could be compared"
+
+
+def test_a_cell_that_fails_now_lost_its_time_if_the_status_is_not_asked_for(tmp_path: Path) -> None:
+    fine = write_run(tmp_path / "fine", [Row(), Row(n=128)])
+    bad = write_run(tmp_path / "bad", [Row(), Row(n=128, status=Status.OOM, reason="no room")])
+    decision = decided(fine, bad, GateQuestion(measures=("time",)))
+    (lost,) = [one for one in decision.findings if one.verdict == "missing"]
+    assert (lost.measure, lost.note, decision.passed) == ("time", "oom: no room", True)
+
+
 @pytest.mark.parametrize(("missing", "passed", "told"), [("warn", True, 1), ("fail", False, 1), ("ignore", True, 0)])
 def test_a_cell_that_is_gone_is_told_and_fails_if_that_is_wanted(
     tmp_path: Path, missing: Any, passed: bool, told: int

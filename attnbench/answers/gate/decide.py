@@ -77,6 +77,8 @@ class Decision:
     """Number of ratios of times with an interval; these hold together."""
     between: float | None = None
     """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
+    unjudged: tuple[Measure, ...] = ()
+    """Measures of which no number could be judged."""
 
     @property
     def failures(self) -> list[Ruling]:
@@ -88,8 +90,8 @@ class Decision:
 
     @property
     def undecided(self) -> bool:
-        """True if there are times but none could be judged, so that passing means nothing for times."""
-        return self.passed and self.times > 0 == self.known
+        """True if no number of a measure could be judged, so that passing means nothing for it."""
+        return self.passed and bool(self.unjudged)
 
     @property
     def exit_code(self) -> Exit:
@@ -146,6 +148,9 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
     times = times_of(both, reference, between=(0.0, 1) if beside else None)
     timed = [pair for pair in both if pair.times]
     findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
+    known = {one.measure for one in findings if one.is_judged}
+    usual = {*GateQuestion().measures} <= {*measures}  # what nobody measured was not asked for by name
+    held = {one.measure for one in findings} if usual else measures
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]
     return Decision(
@@ -162,6 +167,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
         paces=tuple(paces),
         known=sum(pair.key in times.ratios for pair in both),
         between=times.between,
+        unjudged=tuple(one for one in measures if one in held and one not in known),
     )
 
 

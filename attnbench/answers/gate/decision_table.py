@@ -57,18 +57,21 @@ def _is_told(one: Ruling, decision: Decision) -> bool:
 
 
 def verdict_line(decision: Decision) -> str:
-    """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if no time could be judged."""
+    """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if a measure could not be judged."""
     rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
     also = f"; {_counted(rest)}" if rest else ""
     looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and decision.seems_worse(one)]
     if looks and decision.passed:
         seem = f"{len(looks)} cell{'s look' if len(looks) > 1 else ' looks'} slower (up to {max(looks):.2f} times)"
         also += f"; {seem}, not beyond doubt: measure with more --rounds, or give --strict"
+    few = "time" in decision.unjudged and decision.times > 0
+    none = [one for one in decision.unjudged if not (few and one == "time")]
+    lacking = f"no {any_of(none)} of both runs could be compared" if none else ""
     if not decision.passed:
-        return f"failed: {_counted(decision.failures)}{also}"
+        return f"failed: {_counted(decision.failures)}{also}{'; ' * bool(none)}{lacking}"
     if decision.undecided:
-        rounds = quantity(decision.rounds or 0, "round")
-        return f"not known: {rounds} cannot tell whether a time is worse{also}"
+        rounds = f"{quantity(decision.rounds or 0, 'round')} cannot tell whether a time is worse" if few else ""
+        return f"not known: {', and '.join(filter(None, [rounds, lacking]))}{also}"
     return f"passed: nothing is worse beyond doubt{also}"
 
 
@@ -327,7 +330,7 @@ def _sentences(found: Iterable[Ruling], decision: Decision) -> str:
 
 
 def _sentence(one: Ruling, decision: Decision) -> str:
-    if one.verdict == "missing":
+    if one.pair.new is None:
         return "missing: an older run has this cell"
     old, new = phrases.sides(one, decision.unit)
     said = f"{phrases.plain(one)}: {new}, was {old}"

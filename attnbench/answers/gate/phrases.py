@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from attnbench.answers.gate.verdict import MANY_ROUNDS, Ruling
+from attnbench.answers.gate.verdict import COLUMNS, MANY_ROUNDS, Ruling
 from attnbench.results.record import Record
 from attnbench.suite.axes import AXES, Axis, Flag, Rate, Share, Specs, Whole, shortened
 from attnbench.suite.describe import address_of
@@ -113,7 +113,7 @@ def note(one: Ruling) -> str:
     return printable("; ".join(filter(None, [f"needs {more} more round{'s' * (one.more_rounds > 1)}", one.note])))
 
 
-_SAID = {
+_SAID: dict[tuple[str, str], str] = {
     ("memory", "worse"): "more memory",
     ("memory", "better"): "less memory",
     ("error", "worse"): "more error",
@@ -121,6 +121,8 @@ _SAID = {
     ("score", "worse"): "lower score",
     ("score", "better"): "higher score",
     ("error", "unsure"): "unsure error",
+    ("score", "unsure"): "unsure score",
+    **{(measure, "missing"): f"{measure} missing" for measure in COLUMNS},
 }
 
 

@@ -33,6 +33,7 @@ from attnbench.results.record import Record
 
 Measure = Literal["time", "memory", "error", "score", "status"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
+COLUMNS: dict[Measure, str] = {"time": "time_median_s", "memory": "peak_bytes", "error": "rel_error", "score": "score"}
 Verdict = Literal["broken", "slower", "worse", "missing", "unsure", "fixed", "faster", "better", "new", "same"]
 """``slower`` and ``faster``: time. ``worse`` and ``better``: memory, error, score. ``broken`` and ``fixed``: it ran
 before and fails now, and the other way round. ``unsure``: the interval holds a limit."""
@@ -82,6 +83,11 @@ class Ruling:
     @property
     def is_worse(self) -> bool:
         return self.verdict in ("slower", "worse", "broken")
+
+    @property
+    def is_judged(self) -> bool:
+        """True if two numbers were compared, whatever the interval allows."""
+        return self.verdict not in ("missing", "unsure") or self.low is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ def _slower(of: Sequence[Visits]) -> Any:
 
 
 def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: Times) -> list[Ruling]:
-    """A finding for each measure that both rows have, a single one if a side is missing; ``times`` are of all pairs."""
+    """A finding for each measure of the old row, a single one if a side is missing; ``times`` are of all pairs."""
     old, new = pair.old, pair.new
     if old is None or new is None:
         verdict: Verdict = "missing" if new is None else "new"
@@ -149,8 +155,22 @@ def judge(pair: RowPair, measures: Sequence[Measure], limits: Tolerance, times: 
             found.append(Ruling(pair, "time", "unsure", note=pair.withheld, at_risk=bool(pair.disturbed)))
         judged = [_JUDGES[measure](pair, old, new, limits) for measure in _JUDGES if measure in measures]
         found += [one for one in judged if one is not None]
+    if {old.status, new.status} <= RAN or not found:
+        told = {one.measure for one in found}
+        found += [one for measure in measures if measure not in told for one in _lost(pair, old, new, measure)]
     said = _changed_options(old, new)
     return [replace(one, note="; ".join(filter(None, [one.note, said]))) if said else one for one in found]
+
+
+def _lost(pair: RowPair, old: Record, new: Record, measure: Measure) -> list[Ruling]:
+    """The finding on a number that only the old run has, or that cannot be compared for lack of an interval."""
+    before, now = (getattr(row, COLUMNS[measure]) if row.status in RAN else None for row in (old, new))
+    if before is None or (measure == "error" and now is not None):  # a learned error says nothing of the variant
+        return []
+    if now is None:
+        why = "" if new.status in RAN else f"{new.status}: {new.reason}"
+        return [Ruling(pair, measure, "missing", before, note=why)]
+    return [Ruling(pair, measure, "unsure", before, now, note="one of the runs has no interval of it", at_risk=True)]
 
 
 def _of_status(pair: RowPair, old: Record, new: Record) -> Ruling:
