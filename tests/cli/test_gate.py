@@ -108,6 +108,16 @@ BAD = [
     ("gate same --against old --on speed", Exit.USAGE, "--on 'speed': must be time, memory, error, score or status"),
     ("gate same --against old --on ,", Exit.USAGE, "--on is empty; name time"),
     ("gate same --against old --confirm -1", Exit.USAGE, "--confirm must be at least 0"),
+    (
+        "gate same --against old --on memory --relative-to softmax",
+        Exit.USAGE,
+        "--on memory: --other-machine ratios and",
+    ),
+    (
+        "gate elsewhere --against old --other-machine ratios --on error,status",
+        Exit.USAGE,
+        "--on error,status: --other-machine ratios and --relative-to judge times; add time",
+    ),
     ("gate same --against old --relative-to gla", Exit.USAGE, "--relative-to 'gla': no variant of this name was timed"),
     ("gate same --against old -k gla", Exit.USAGE, "-k 'gla': no cell matches; a cell is called w/softmax/n1024"),
     ("gate same --against old -k (", Exit.USAGE, "-k '(': not words with and, or, not and parentheses"),
