@@ -294,11 +294,12 @@ def _add(line: CellHistory, run: MeasuredRun, row: Record, metric: Metric, chang
         value = exp(fmean(map(log, visits[0].seconds.values()))) if visits else None
     else:
         value = getattr(row, COLUMNS[metric]) if row.status in RAN else None
-    if visits and line.measured and launch_of(row) != launch_of(line.measured):
+    alone = row.quick and metric == "time"  # no other run is held against its one call
+    if visits and not alone and line.measured and launch_of(row) != launch_of(line.measured):
         line.stretches.append([])
-    line.stretches[-1] += visits
+    line.stretches[-1] += visits * (not alone)
     line.points.append(HistoryPoint(run.name, began(run), value))
-    line.row, line.measured = row, line.measured if value is None else row
+    line.row, line.measured = row, line.measured if value is None or alone else row
     if change:
         timed = [point for point in line.points if point.value is not None] if span > 1 else line.points
         timed[-span].change = change

@@ -133,6 +133,13 @@ def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:
     return differ
 
 
+def differing_rules(a: MeasuredRun, b: MeasuredRun) -> list[str]:
+    """The rules by which two runs are known to have taken samples otherwise, such as ``min_time: 0.5 and 0.1``."""
+    ours, theirs = (run.environment.get("rules") or {} for run in (a, b))
+    both = [name for name in ours if name != "rounds" and theirs.get(name, ours[name]) != ours[name]]
+    return [f"{name}: {_shown(ours[name])} and {_shown(theirs[name])}" for name in both]
+
+
 def began(run: MeasuredRun) -> str:
     """The time of its first row as ``20260301T120000``, or of its name."""
     starts = [row.started_at for row in run.rows.values() if row.started_at]
@@ -145,7 +152,7 @@ def day(began: str) -> str:
 
 
 def _shown(fact: object) -> str:
-    return "unknown" if fact is None else one_line(str(fact), 60)
+    return "unknown" if fact is None else one_line(f"{fact:g}" if isinstance(fact, float) else str(fact), 60)
 
 
 def _folder(path: Path) -> RunFolder:

@@ -121,6 +121,23 @@ def test_a_graph_is_never_held_against_a_call_of_the_host(tmp_path: Path) -> Non
         assert (among.verdict, len(among.pair.old_visits)) == ("same", 1)
 
 
+def test_the_one_call_of_a_quick_run_is_never_held_against_the_median_of_many(tmp_path: Path) -> None:
+    def run(name: str, seconds: float, **more: Any) -> Path:
+        return write_run(tmp_path / name, [Row(seconds=seconds, columns=more)], seed=len(name))
+
+    old, again, quick = run("old", 1e-3), run("again", 1e-3), run("quick", 1.5e-3, quick=True)
+    found = only(decided(old, quick), "time")
+    assert (found.verdict, found.ratio, found.note) == (
+        "unsure",
+        None,
+        "eager before, --quick now: times of two things",
+    )
+    assert only(decided(quick, run("quick again", 1.5e-3, quick=True)), "time").verdict == "same"
+    for olds in ((old, quick), (quick, old)):
+        among = only(decided(olds[0], again, PLAIN, olds[1]), "time")
+        assert (among.verdict, len(among.pair.old_visits)) == ("same", 1)
+
+
 def test_a_verdict_on_a_time_that_is_the_hosts_says_so(tmp_path: Path) -> None:
     def run(name: str, seconds: float) -> Path:
         columns = {"launched": "eager", "device_s": 2.5e-4, "host_share": 1 - 2.5e-4 / seconds}

@@ -125,6 +125,13 @@ def test_a_run_without_a_time_hides_no_change_of_the_next(tmp_path: Path, status
     assert changes(softmax)[-1] == ("10", "slower")
 
 
+def test_a_quick_run_hides_no_change_of_the_next_and_is_none(tmp_path: Path) -> None:
+    quick = [Row(name, 64, 4e-3, columns={"quick": True}) for name in ("softmax", "sdpa")]
+    write(tmp_path, *made(*[1e-3] * 8), quick, *made(2e-3))
+    (softmax, sdpa) = history([tmp_path], ALL).lines
+    assert (changes(softmax), changes(sdpa), len(softmax.values)) == ([("10", "slower")], [], 10)
+
+
 def test_what_earlier_runs_took_is_no_verdict_on_a_run_that_was_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -191,6 +191,22 @@ def test_versions_that_keep_no_runs_apart_are_said_wherever_these_are_compared(
     assert "other versions" not in told("diff", str(older), str(ours))
 
 
+def test_other_rules_of_timing_are_said_and_rounds_are_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def written(name: str, **rules: Any) -> str:
+        return str(write_run(tmp_path / name, [Row()], seed=len(name), about={**environment(), "rules": rules}))
+
+    old = written("old", min_time=0.5, quick=False, rounds=5)
+    older, new = (
+        written("older", min_time=0.5, quick=False, rounds=3),
+        written("new run", min_time=0.1 + 0.2, quick=True),
+    )
+    assert main(["gate", new, "--against", old, "--against", older]) == 0
+    said = "other rules of timing now and before: min_time: 0.3 and 0.5; quick: True and False\n"
+    assert capsys.readouterr().out.count(said) == 1
+    assert main(["diff", old, older]) == 0
+    assert "other rules" not in capsys.readouterr().out
+
+
 def test_a_merged_run_says_which_versions_of_libraries_it_mixes(tmp_path: Path) -> None:
     ours, theirs = (
         write_run(tmp_path / name, [Row()], seed=place, about=environment(numpy=name))

@@ -17,6 +17,7 @@ from attnbench.errors import any_of
 from attnbench.measure.machine import differing_versions
 from attnbench.measure.statistics import BETWEEN_RUNS
 from attnbench.results.manifest import FRESH
+from attnbench.results.measurements import differing_rules
 from attnbench.text import not_live, printable, quantity
 from attnbench.units import format_interval
 
@@ -89,8 +90,10 @@ def _head(decision: Decision) -> list[str]:
             f"only {rounds}{which}: too few to know how the machine drifts; measure with --rounds {ENOUGH_ROUNDS}"
         )
     said.append(printable(f"{decision.new.name} against {', '.join(old.name for old in decision.olds)}"))
-    apart = [differing_versions(decision.new.environment, old.environment) for old in decision.olds]
-    said += dict.fromkeys(printable(f"other versions now and before: {'; '.join(found)}") for found in apart if found)
+    for old in decision.olds:
+        versions = differing_versions(decision.new.environment, old.environment)
+        for what, found in (("versions", versions), ("rules of timing", differing_rules(decision.new, old))):
+            said += [printable(f"other {what} now and before: {'; '.join(found)}")] * bool(found)
     if decision.paces:
         now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")
@@ -103,7 +106,7 @@ def _head(decision: Decision) -> list[str]:
         said.append(f"another machine: only times are judged, each divided by the time of {decision.unit}")
     if decision.drift is not None:
         said.append(f"ratios are divided by {decision.drift:.3f}, the median ratio of {question.relative_to}")
-    return said
+    return list(dict.fromkeys(said))
 
 
 def _row(one: Ruling, axes: Sequence[str], unit: str) -> tuple[str, ...]:

@@ -28,7 +28,8 @@ class RowPair:
     def times(self) -> tuple[float, float] | None:
         """The old and the new time of a finding's ratio; None if a side has none.
 
-        A time is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio.
+        A time is the geometric mean over visits, and over old runs. A CUDA graph and a call of the host have no ratio,
+        nor has the one call of ``--quick``.
         """
         if not (self.old_visits and self.new_visits) or self.withheld:
             return None
@@ -64,14 +65,14 @@ class RowPair:
 
 
 def launch_of(row: Record) -> str:
-    """The way in which its calls reached the device; older rows, which do not say it, were launched by the host."""
-    return row.launched or "eager"
+    """``--quick`` for a time of one call, or else how the calls reached the device: by the host if it is not said."""
+    return "--quick" if row.quick else row.launched or "eager"
 
 
 def join(new: MeasuredRun, olds: Sequence[MeasuredRun]) -> list[RowPair]:
     """A pair for every key: first those of the new run in its order, then those that only older runs have.
 
-    Of older rows those count that were launched as the new one was, if there are some.
+    Of older rows those count that were launched and timed as the new one was, if there are some.
     """
     before: dict[Key, list[tuple[MeasuredRun, Record]]] = {key: [] for key in new.rows}
     for run in olds:
