@@ -505,7 +505,11 @@ def test_the_divisor_need_not_be_among_the_cells_that_are_selected(old: Path, tm
     new = write_run(tmp_path / "new", slow, seed=1)
     decision = decided(old, new, GateQuestion(measures=("time",), relative_to="softmax", select="linear"))
     assert decision.drift == pytest.approx(1.1, rel=0.02)
-    assert (decision.counts(), decision.known) == ({"same": 3}, 3)
+    assert (decision.counts(), decision.known) == ({"same": 3}, 6)  # the intervals are those of all six ratios
+    among = decided(old, new, GateQuestion(measures=("time",), relative_to="softmax", select="linear or softmax"))
+    assert {one.pair.key: one.low for one in decision.findings}.items() <= {
+        one.pair.key: one.low for one in among.findings
+    }.items()
 
 
 def test_a_divisor_without_an_interval_decides_neither_the_drift_nor_blames_the_cells(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Decision:
     paces: tuple[RunPace, ...] = ()
     """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
     known: int = 0
-    """Number of ratios of times with an interval; these hold together."""
+    """Number of ratios of times with an interval, also those that others are divided by; these hold together."""
     between: float | None = None
     """Spread between runs of one program, on the log scale; None if the older runs do not show it."""
     unjudged: tuple[Measure, ...] = ()
@@ -167,7 +167,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
         few=sum(pair.rounds < ENOUGH_ROUNDS for pair in timed),
         unit=unit,
         paces=tuple(paces),
-        known=sum(pair.key in times.ratios for pair in both),
+        known=len(times.ratios),
         between=times.between,
         unjudged=tuple(one for one in measures if one in held and one not in known),
     )
