@@ -24,13 +24,14 @@ from attnbench.answers.gate.pace import as_measured, at_one_speed
 from attnbench.answers.gate.verdict import COLUMNS, RAN, Ruling, Times, Tolerance, judge, times_of
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.machine import differing_versions
-from attnbench.measure.statistics import spread_between
+from attnbench.measure.statistics import FEWEST_VISITS, spread_between
 from attnbench.measure.status import Status
 from attnbench.results.key import Key
 from attnbench.results.measurements import MeasuredRun, Visits, began, day, differing_facts, load, refuse_copies
 from attnbench.results.record import Record
 from attnbench.results.runs import find_runs, no_run
 from attnbench.suite.select import matches
+from attnbench.text import quantity
 
 Metric = Literal["time", "memory", "error"]
 WINDOW = 8
@@ -84,6 +85,8 @@ class HistoryPoint:
     began: str
     value: float | None
     """Seconds, bytes or a relative error; None if it failed or was not measured."""
+    rounds: int = 0
+    """Number of rounds behind a time; 0 without one."""
     change: Ruling | None = None
     """The finding against the runs before, if something changed from here on."""
 
@@ -135,11 +138,18 @@ class History:
         """The number of changes, other versions, and the spread between runs."""
         changed = sum(bool(line.changes) for line in self.lines)
         said = [f"{changed} of {len(self.lines)} cells changed; joint 95 % over all cells and runs"]
+        if without := sum(not line.values for line in self.lines):
+            said.append(f"{without} of {len(self.lines)} cells have no {self.metric}")
         for before, run in pairwise(self.runs):
             if found := differing_versions(before.environment, run.environment):
                 said.append(f"{day(began(run))}: other versions than in the run before: {'; '.join(found)}")
         if self.between is not None:
             said.append(f"runs of one program differ by {self.between:.1%}")
+            later = {run.name for run in self.runs[FEWEST_RUNS:]}
+            points = [one for line in self.lines for one in line.points if one.run in later]
+            if few := [day(one.began) for one in points if 0 < one.rounds < FEWEST_VISITS]:
+                times = f"{quantity(len(few), 'time')} of fewer than {FEWEST_VISITS} rounds"
+                said.append(f"no verdict on {times}, the last {max(few)}")
         elif self.metric == "time":
             said.append(f"no verdict on times yet: that takes {FEWEST_RUNS} runs of three rounds, and one more")
         return said
@@ -298,7 +308,7 @@ def _add(line: CellHistory, run: MeasuredRun, row: Record, metric: Metric, chang
     if visits and not alone and line.measured and launch_of(row) != launch_of(line.measured):
         line.stretches.append([])
     line.stretches[-1] += visits * (not alone)
-    line.points.append(HistoryPoint(run.name, began(run), value))
+    line.points.append(HistoryPoint(run.name, began(run), value, min([len(one.seconds) for one in visits], default=0)))
     line.row, line.measured = row, line.measured if value is None or alone else row
     if change:
         timed = [point for point in line.points if point.value is not None] if span > 1 else line.points

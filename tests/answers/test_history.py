@@ -101,6 +101,19 @@ def test_the_first_runs_get_no_verdict_and_it_says_so(tmp_path: Path, capsys: py
     assert "no verdict on times yet: that takes 4 runs of three rounds, and one more" in said
 
 
+def test_a_run_of_two_rounds_gets_no_verdict_on_times_and_it_says_so(tmp_path: Path) -> None:
+    write(tmp_path, *made(*[1e-3] * 6))
+    assert "no verdict" not in " ".join(history([tmp_path], ALL).foot)
+    write(tmp_path, *made(3e-3), first=7, rounds=2)
+    assert history([tmp_path], ALL).foot[-1] == "no verdict on 2 times of fewer than 3 rounds, the last 2026-03-07"
+
+
+def test_cells_without_the_number_that_is_followed_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, *([Row(error=0.5), Row("sdpa")] for _ in range(2)))
+    assert "1 of 2 cells have no error" in history([tmp_path], {**ALL, "metric": "error"}).foot
+    assert "have no" not in " ".join(history([tmp_path], {**ALL, "metric": "memory"}).foot)
+
+
 def test_memory_and_failures_change_at_the_second_run(tmp_path: Path) -> None:
     days = [*made(1e-3), *made(1e-3, memory=8192), [Row("softmax", 64, status=Status.OOM, reason="no room")]]
     write(tmp_path, *days, *made(1e-3, memory=8192))
