@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_the_other_way_round_it_is_faster(capsys: pytest.CaptureFixture[str]) ->
     assert data["counts"] == {"faster": 1, "same": 8}
     assert main(["diff", "a", "b", "--above", "1.5", "-k", "n128", "--on", "time"]) == Exit.OK
     assert "unchanged: time 1\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("runs")
+def test_nothing_fails_in_any_format(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str, form: str) -> str:
+        assert main(["diff", *words, "--format", form]) == Exit.OK
+        return capsys.readouterr().out
+
+    assert told("a", "b", form="markdown").startswith("### attnbench: differs: 1 slower\n")
+    assert told("b", "a", form="markdown").startswith("### attnbench: differs: 1 faster\n")
+    assert told("a", "b", "-k", "n64", form="markdown").startswith("### attnbench: nothing differs beyond doubt\n")
+    data = json.loads(told("a", "b", form="json"))
+    assert (data["gate"], data["exit"], data["summary"]) == (None, 0, "differs: 1 slower")
+    (suite,) = ElementTree.fromstring(told("a", "b", form="junit"))
+    assert (suite.get("name"), suite.get("failures")) == ("attnbench diff", "0")
+    (said,) = [found.text or "" for found in suite.iter("system-out")]
+    assert said.startswith("slower: 1.3")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class GateQuestion:
     as_measured: bool = False
     """True if times are judged as they are, and not at one speed of the machine."""
     closes: bool = True
-    """True if the exit code reports a worse cell, as that of ``gate`` does; that of ``diff`` does not."""
+    """True if a worse cell fails, as in ``gate``; in ``diff`` nothing fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Decision:
 
     @property
     def exit_code(self) -> Exit:
-        return Exit.FAILED if self.question.closes and not self.passed else Exit.OK
+        return Exit.OK if self.passed else Exit.FAILED
 
     def counts(self, findings: Sequence[Ruling] | None = None) -> dict[Verdict, int]:
         found = Counter(one.verdict for one in (self.findings if findings is None else findings))
@@ -107,6 +107,8 @@ class Decision:
         return one.at_risk and (one.ratio or 0.0) > (limits.error if one.measure == "error" else limits.time)
 
     def fails(self, one: Ruling) -> bool:
+        if not self.question.closes:
+            return False
         if one.verdict == "missing":
             return self.question.missing == "fail"
         return one.is_worse or (self.question.strict and one.at_risk)

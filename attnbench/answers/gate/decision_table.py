@@ -58,22 +58,27 @@ def _is_told(one: Ruling, decision: Decision) -> bool:
 
 
 def verdict_line(decision: Decision) -> str:
-    """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if a measure could not be judged."""
+    """``failed: 2 slower, 1 broken`` or ``passed``, with open cells; ``not known`` if a measure could not be judged.
+
+    If nothing can fail: ``differs: 2 slower, 1 faster``.
+    """
+    closes = decision.question.closes
+    found = decision.failures if closes else [one for one in decision.findings if one.is_changed]
     rest = [one for one in decision.findings if one.verdict in ("unsure", "missing") and not decision.fails(one)]
     also = f"; {_counted(rest)}" if rest else ""
     looks = [one.ratio or 0.0 for one in rest if one.measure == "time" and decision.seems_worse(one)]
-    if looks and decision.passed:
+    if looks and not found:
         seem = f"{len(looks)} cell{'s look' if len(looks) > 1 else ' looks'} slower (up to {max(looks):.2f} times)"
-        also += f"; {seem}, not beyond doubt: measure with more --rounds, or give --strict"
+        also += f"; {seem}, not beyond doubt: measure with more --rounds{', or give --strict' * closes}"
     few = "time" in decision.unjudged and decision.times > 0
     none = [one for one in decision.unjudged if not (few and one == "time")]
     lacking = f"no {any_of(none)} of both runs could be compared" if none else ""
-    if not decision.passed:
-        return f"failed: {_counted(decision.failures)}{also}{'; ' * bool(none)}{lacking}"
+    if found:
+        return f"{'failed' if closes else 'differs'}: {_counted(found)}{also}{'; ' * bool(none)}{lacking}"
     if decision.undecided:
         rounds = f"{quantity(decision.rounds or 0, 'round')} cannot tell whether a time is worse" if few else ""
         return f"not known: {', and '.join(filter(None, [rounds, lacking]))}{also}"
-    return f"passed: nothing is worse beyond doubt{also}"
+    return f"{'passed: nothing is worse' if closes else 'nothing differs'} beyond doubt{also}"
 
 
 def _counted(findings: Sequence[Ruling]) -> str:
@@ -220,7 +225,9 @@ def to_json(decision: Decision) -> dict[str, Any]:
     question = decision.question
     return {
         "schema": SCHEMA,
-        "gate": "unknown" if decision.undecided else "passed" if decision.passed else "failed",
+        "gate": ("unknown" if decision.undecided else "passed" if decision.passed else "failed")
+        if question.closes
+        else None,
         "summary": verdict_line(decision),
         "exit": int(decision.exit_code),
         "counts": decision.counts(),
@@ -291,7 +298,7 @@ def to_junit(decision: Decision) -> str:
     cells: dict[Any, list[Ruling]] = {}
     for one in decision.findings:
         cells.setdefault(one.pair.key, []).append(one)
-    suite = ElementTree.Element("testsuite", name="attnbench gate")
+    suite = ElementTree.Element("testsuite", name=f"attnbench {'gate' if decision.question.closes else 'diff'}")
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(decision).items():
         ElementTree.SubElement(properties, "property", name=name, value=value)
@@ -310,6 +317,8 @@ def to_junit(decision: Decision) -> str:
         elif open_:
             counts["skipped"] += 1
             ElementTree.SubElement(case, "skipped", message=_sentences(open_, decision))
+        if changed := [one for one in found if one.is_changed and not decision.fails(one)]:
+            ElementTree.SubElement(case, "system-out").text = _sentences(changed, decision)
     for name, count in counts.items():
         suite.set(name, str(count))
     root = ElementTree.Element("testsuites")

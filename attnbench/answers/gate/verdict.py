@@ -85,6 +85,10 @@ class Ruling:
         return self.verdict in ("slower", "worse", "broken")
 
     @property
+    def is_changed(self) -> bool:
+        return self.is_worse or self.verdict in ("fixed", "faster", "better")
+
+    @property
     def is_judged(self) -> bool:
         """True if two numbers were compared, whatever the interval allows."""
         return self.verdict not in ("missing", "unsure") or self.low is not None
