@@ -80,11 +80,21 @@ def test_programs_get_the_line_that_answers_how_it_was_judged_and_the_exit(
     told = {one.get("name"): one.get("value") for one in ElementTree.fromstring(to_junit(found)).iter("property")}
     assert told == {
         "summary": data["summary"],
+        "head": "; ".join(table_of(found).head),
         "exit": str(code),
         **{f"count.{verdict}": str(count) for verdict, count in data["counts"].items()},
         **{f"limit.{name}": str(value) for name, value in data["limits"].items()},
         **{f"judged.{measure}": said for measure, said in data["judged"].items()},
     }
+
+
+def test_programs_are_told_of_other_versions_as_people_are(tmp_path: Path) -> None:
+    abouts = {"old": environment(python="3.11.7"), "new": environment(python="3.11.9")}
+    old, new = (load(write_run(tmp_path / name, [Row()], about=about)) for name, about in abouts.items())
+    found = decide(new, [old], GateQuestion())
+    said = "other versions now and before: python: 3.11.9 and 3.11.7"
+    assert said in to_json(found)["head"]
+    assert said in to_junit(found)
 
 
 def test_how_times_were_judged_is_told_also_at_one_speed_and_of_another_machine(tmp_path: Path) -> None:

@@ -51,5 +51,5 @@ def test_the_page_names_every_key_of_the_json_and_every_kind_of_property(tmp_pat
     section = (HERE / "docs/gate.md").read_text(encoding="utf-8").partition("## In continuous integration")[2]
     assert all(f"`{key}`" in section for key in to_json(found))
     kinds = {str(one.get("name")).partition(".")[0] for one in ElementTree.fromstring(to_junit(found)).iter("property")}
-    assert kinds == {"summary", "exit", "count", "limit", "judged"}
+    assert kinds == {"summary", "head", "exit", "count", "limit", "judged"}
     assert all(f"`{kind}`" in section or f"`{kind}." in section for kind in kinds)

@@ -229,6 +229,7 @@ def to_json(decision: Decision) -> dict[str, Any]:
         if question.closes
         else None,
         "summary": verdict_line(decision),
+        "head": _head(decision),
         "exit": int(decision.exit_code),
         "counts": decision.counts(),
         "limits": _limits(decision),
@@ -330,6 +331,7 @@ def to_junit(decision: Decision) -> str:
 def _properties(decision: Decision) -> dict[str, str]:
     return {
         "summary": verdict_line(decision),
+        "head": "; ".join(_head(decision)),
         "exit": str(int(decision.exit_code)),
         **{f"count.{verdict}": str(count) for verdict, count in decision.counts().items()},
         **{f"limit.{name}": str(value) for name, value in _limits(decision).items()},
