@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.table_rows import BASELINE, FEW_CLEAN, Relation, relative, times, tokens
+from attnbench.answers.report.table_rows import APART, BASELINE, FEW_CLEAN, Relation, apart, times, tokens
 from attnbench.answers.report.views import View
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
@@ -32,9 +32,6 @@ _WITHIN = {
     "hidden_error": (f"an error of {CLOSE:g} in the last features", "error {}"),
 }
 """Column -> the bound of a close approximation, and the format of its number."""
-
-_APART = ("faster", "slower")
-"""Verdicts on a ratio that differs from 1."""
 
 Part = tuple[str, bool]
 """Some words, and True for the sentence's subject."""
@@ -94,8 +91,7 @@ class _Speaker:
                 self._speed(row)
                 if row.name in self.beside
                 else (f" with {format_seconds(row['time_median_s'])}", False),
-                (_decoding(row), False),
-                (".", False),
+                (f"{_decoding(row)}{self._tied(row, self.fair)}.", False),
             ]
 
     def _agreed(self) -> Contenders | None:
@@ -110,17 +106,24 @@ class _Speaker:
                 (f"{start}no exact attention was measured: nothing here says how much faster the others are.", False)
             ]
         best = exact.iloc[0]
-        others = exact.iloc[1:]
-        if (beside := self.beside.get(best.name)) and beside.said.word not in _APART:
-            others = others[others["variant"] != BASELINE]  # said with its speed
-        noise = max((one.noise for one in self.beside.values()), default=0.0)
-        held = relative([self.view.setting], noise, [best["label"]])
-        tied = [self._name(row) for at, row in others.iterrows() if at not in held or held[at].said.word not in _APART]
         one = "the fastest exact attention" if len(exact) > 1 else "the only exact attention measured"
         what = f" is {one}: {format_seconds(best['time_median_s'])} for {self.view.what} ({configuration(best)})"
         what += _decoding(best)
-        end = f"; {_listed(tied[:3])} cannot be told apart from it." if tied else "."
+        end = f"{self._tied(best, exact)}."
         return [(start, False), (self._name(best), True), (what, False), self._speed(best), (end, False)]
+
+    def _apart(self, row: pd.Series[Any]) -> Mapping[Hashable, str]:
+        noise = max((one.noise for one in self.beside.values()), default=0.0)
+        return apart(self.view.setting, row["label"], noise)
+
+    def _tied(self, best: pd.Series[Any], among: pd.DataFrame) -> str:
+        """``; sdpa cannot be told apart from it``, or empty; without softmax if :meth:`_speed` says so of it."""
+        if (beside := self.beside.get(best.name)) and beside.said.word not in APART:
+            among = among[among["variant"] != BASELINE]
+        known = {best.name, *self._apart(best)}
+        tied = [self._name(row) for at, row in among.iterrows() if at not in known]
+        more = [f"{len(tied) - 3} more"] * (len(tied) > 3)
+        return f"; {_listed(tied[:3] + more)} cannot be told apart from it" if tied else ""
 
     def _busy(self) -> Iterator[Sentence]:
         here = self.view.setting.by_length[self.n]
@@ -142,14 +145,15 @@ class _Speaker:
             start, said = f"No approximation comes within {within}{on}; nearest is ", f" with {error}"
         else:
             start, said = f"Within {within}{on}, the fastest approximation is ", f", {what.format(error)}"
-        slower = len(close) and len(exact) and exact["time_median_s"].iloc[0] < best["time_median_s"]
-        end = f", slower than {self._name(exact.iloc[0])}." if slower else "."
+        end = self._tied(best, close)
+        if len(close) and len(exact) and self._apart(exact.iloc[0]).get(best.name) == "slower":
+            end = f", slower than {self._name(exact.iloc[0])}{end}"
         return [
             (start, False),
             (self._name(best), True),
             (said + _decoding(best), False),
             self._speed(best),
-            (end, False),
+            (f"{end}.", False),
         ]
 
     def scores(self, problems: Sequence[Problem]) -> Iterator[Sentence]:
@@ -171,7 +175,8 @@ class _Speaker:
         if len(rows):
             seconds = format_seconds(rows["time_median_s"].iloc[0])
             start = f"At n = {tokens(longest)}, where {who} was not measured{why}, the fastest is "
-            yield [(start, False), (self._name(rows.iloc[0]), True), (f" with {seconds}.", False)]
+            end = f" with {seconds}{self._tied(rows.iloc[0], rows)}."
+            yield [(start, False), (self._name(rows.iloc[0]), True), (end, False)]
 
     def _name(self, row: pd.Series[Any]) -> str:
         return self.names[str(row["label"])]
@@ -203,7 +208,7 @@ def beside_softmax(one: Relation) -> str:
     if one.low is None or one.high is None:
         why = f": too few rounds, {one.rounds}; --rounds {ENOUGH} gives one" if 0 < one.rounds < ENOUGH else ""
         said = f"{times(one.speed)} times as fast as softmax (without an interval{why})"
-    elif one.said.word in _APART:
+    elif one.said.word in APART:
         mark = f", {one.said.why}" if one.said.why else ""
         said = f"{times(one.speed)} times as fast as softmax ({times(one.low)} to {times(one.high)}{mark})"
     elif one.busy:

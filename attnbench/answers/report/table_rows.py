@@ -42,6 +42,8 @@ def tokens(n: int) -> str:
 
 
 BASELINE = "softmax"
+APART = ("faster", "slower")
+"""Verdicts on a ratio that differs from 1."""
 FEW_CLEAN = "too few clean ones"
 """Words of the warning of a row with counted disturbed samples."""
 _WIDEST = 1000
@@ -92,6 +94,12 @@ def relative(settings: Sequence[Setting], noise: float = 0.0, bases: Collection[
     pairs = list(_pairs(settings, bases))
     family = sum(len(held) for _, held, row, _ in pairs if None not in map(_ends, [*held, row]))
     return {index: _ratio(held, row, shared, family, noise, bool(bases)) for index, held, row, shared in pairs}
+
+
+def apart(setting: Setting, label: str, noise: float = 0.0) -> dict[Hashable, str]:
+    """Row's index -> ``faster`` or ``slower`` than the label at its length; without rows that are not told apart."""
+    held = relative([setting], noise, [label])
+    return {index: one.said.word for index, one in held.items() if one.said.word in APART}
 
 
 def _pairs(

@@ -93,6 +93,25 @@ def test_within_an_error_counts_the_error_and_not_the_speed(lra: pd.DataFrame) -
     assert "performer, error 0.05, 4.0 times as fast as softmax (3.8 to 4.2)" in found
 
 
+def test_an_approximation_is_called_slower_or_the_fastest_only_beyond_doubt(lra: pd.DataFrame) -> None:
+    """Medians alone order times whose intervals overlap, or that have none."""
+    far = lra.assign(rel_error=lra["rel_error"].mask(lra["rel_error"] > 1e-3, 0.5))
+    near = far.assign(rel_error=far["rel_error"].mask(far["label"].isin(["performer", "bigbird"]), 0.05))
+
+    def sentence(seconds: float, half: float) -> str:
+        frame = near
+        for label, median in {"performer": seconds, "bigbird": seconds * 1.01}.items():
+            ends = {"time_ci_low_s": median * (1 - half), "time_ci_high_s": median * (1 + half)}
+            frame = timings(frame, label, 4096, time_median_s=median, **ends)
+        (found,) = [one for one in said(frame) if "the fastest approximation is performer" in one]
+        return found
+
+    assert sentence(2.0, 0.02).endswith(", slower than softmax; bigbird cannot be told apart from it.")
+    for half in (0.02, float("nan")):
+        assert "slower than" not in sentence(1.01, half)
+        assert sentence(1.01, half).endswith("; bigbird cannot be told apart from it.")
+
+
 def test_the_best_scores_stand_beside_speed() -> None:
     found = said(rows_of("headline-cpu"))
     assert any(one.startswith("Best on recall: ") and "times softmax's speed" in one for one in found)
