@@ -34,6 +34,7 @@ from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.figures.published.point_file import read_points
 from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
+from attnbench.results.frame.relative import apart
 from attnbench.results.frame.settings import PANELS, Setting, only_length, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import STEPS
@@ -116,17 +117,23 @@ def draw_scaling(frame: pd.DataFrame, *, overlay: str | Path | None = None) -> F
 def cheapest(found: Sequence[Setting], names: Mapping[str, str]) -> str:
     """The first setting's ``Fastest at n = 64k: linear; least memory: local``, without references; else empty.
 
-    The memory of decoding is its cache or state, and not the peak of one step.
+    The fastest is followed by those not told apart from it; if these are all, it cannot be told. The memory of decoding
+    is its cache or state, and not the peak of one step.
     """
     rows = found[0].ok[found[0].ok["family"] != "reference"]
     rows, said = rows[rows["seq_len"] == rows["seq_len"].max()], []
     kept = bool(rows["pass"].isin(STEPS).all())
     memory = ("state_bytes", "least cache or state") if kept else ("peak_bytes", "least memory")
     for column, words in (("time_median_s", "Fastest at n = {}"), memory):
-        here = rows[rows[column] > 0]
+        here = rows[rows[column] > 0].sort_values(column, kind="stable")
         if here["label"].nunique() > 1:
-            least = dict.fromkeys(here.loc[here[column] == here[column].min(), "label"])
-            best = counted([names.get(label, label) for label in least], 1)
+            least = here[here[column] == here[column].iloc[0]]
+            best = counted([names.get(label, label) for label in dict.fromkeys(least["label"])], 1)
+            if column == "time_median_s":
+                near = here[~here.index.isin([*least.index, *apart(found[0], least["label"].iloc[0])])]
+                tied = counted([names.get(label, label) for label in dict.fromkeys(near["label"])], 1)
+                best += f", not told apart from {tied}" * bool(tied)
+                best = "cannot be told" if len(least) + len(near) == len(here) else best
             said.append(f"{words.format(length(int(here['seq_len'].iloc[0])))}: {best}")
     return "; ".join(said) + f" ({', '.join(found[0].about.split(' · ')[:2])})" * bool(said and found[1:])
 

@@ -36,6 +36,7 @@ from attnbench.figures.kit.ticks import halves, log_axis, padded, plain, trimmed
 from attnbench.figures.published.lra import draw_published, only_published
 from attnbench.results.frame.agreement import OF_TRAINED, Y_AXES, of_trained
 from attnbench.results.frame.contenders import TRIVIAL, Contenders, contenders, panels, spread
+from attnbench.results.frame.relative import apart
 from attnbench.results.frame.same_model import CHANCE, NO_MIXING, tasks_of_both
 from attnbench.results.frame.settings import PANELS, check_length, compared, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
@@ -137,8 +138,8 @@ def _title(one: Contenders) -> str:
         return f"{names[one.points['label'].iloc[0]]} is the only method here"
     if (one.points["kind"] == "exact").all():
         first, *others = one.points.sort_values("x", ascending=one.fast_low).to_dict("records")
-        apart = (row["x_low"] > first["x_high"] if one.fast_low else row["x_high"] < first["x_low"] for row in others)
-        tied = [names[row["label"]] for row, far in zip(others, apart, strict=True) if not far]
+        far = apart(one.setting, first["label"])
+        tied = [names[row["label"]] for row in others if row["row"] not in far]
         said = f"{names[first['label']]} is the fastest of {len(one.points)} exact methods"
         return said + f", not told apart from {', '.join(tied)}" * bool(tied)
     front = [names[label] for label in one.front["label"]]

@@ -258,7 +258,7 @@ def test_the_title_is_the_answer_of_the_first_of_several_panels(run: Any, words:
     for row in rows:
         fastest, seconds = (first, 1e-5) if row["dtype"] == "float32" else (second, 1e-6)
         if row["label"] == fastest:
-            row["time_median_s"] = seconds
+            row |= {"time_median_s": seconds, "time_ci_low_s": 0.99 * seconds, "time_ci_high_s": 1.01 * seconds}
     said = words(draw_scaling(run.table(rows))).replace("\n", " ")
     assert f"Fastest at n = 1k: {first}; " in said
     assert "(float32)" in said
@@ -275,6 +275,26 @@ def test_the_memory_of_decoding_is_what_it_keeps(run: Any, words: Words, pass_: 
         for row in timed(run, label, (512, 1024), 1.0, **{"pass": pass_})
     ]
     assert f"; {said}\n" in words(draw_scaling(run.table(rows)))
+
+
+def test_the_title_names_all_that_are_not_told_apart_from_the_fastest(run: Any, words: Words) -> None:
+    some = ["softmax", "sdpa", "chunked", "local", "linear", "performer"]
+
+    def title(half: float, *seconds: float) -> str:
+        rows = [row for label in some[: len(seconds)] for row in timed(run, label, (512, 1024), 1.0)]
+        for row in rows:
+            middle = seconds[some.index(row["label"])]
+            ends = {"time_ci_low_s": (1 - half) * middle, "time_ci_high_s": (1 + half) * middle}
+            row |= {"time_median_s": middle, "time_rounds": 5} | ends
+        return words(draw_scaling(run.table(rows))).replace("\n", " ")
+
+    a, b, c = some[:3]
+    assert f"Fastest at n = 1k: {b}; " in title(0.01, 1.5, 1.0, 1.4)
+    assert f"Fastest at n = 1k: {b}, not told apart from {a}; " in title(0.01, 1.01, 1.0, 1.4)
+    four = f"{b}, {c}, local and 1 more"
+    assert f"Fastest at n = 1k: {a}, not told apart from {four}; " in title(0.01, 1.0, 1.001, 1.002, 1.003, 1.004, 1.4)
+    assert "Fastest at n = 1k: cannot be told; " in title(0.01, 1.01, 1.0, 1.02)
+    assert "Fastest at n = 1k: cannot be told; " in title(math.nan, 1.5, 1.0, 2.0)
 
 
 def test_one_variant_alone_is_not_the_fastest(run: Any, words: Words) -> None:

@@ -19,7 +19,7 @@ from attnbench.answers.board.entries import LeftOut, read_runs
 from attnbench.answers.report.answer import CLOSE, Sentence
 from attnbench.answers.report.html_page import rendered, section
 from attnbench.answers.report.provenance import MachineClass, title_of
-from attnbench.answers.report.table_rows import Relation, marked
+from attnbench.answers.report.table_rows import marked
 from attnbench.answers.report.views import View
 from attnbench.errors import CannotCreate
 from attnbench.figures.kit.inline import SharedStyles
@@ -27,6 +27,7 @@ from attnbench.files import make_folder, refuse_link, write_output
 from attnbench.measure.crossover import crossover
 from attnbench.measure.statistics import Ratio
 from attnbench.results.frame.marks import error_text
+from attnbench.results.frame.relative import Relation
 from attnbench.results.frame.settings import records, timed
 from attnbench.results.frame.words import follows, in_words, is_expected
 from attnbench.results.manifest import digest

@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from attnbench.answers.report.table_rows import APART, BASELINE, FEW_CLEAN, Relation, apart, times, tokens
+from attnbench.answers.report.table_rows import times, tokens
 from attnbench.answers.report.views import View
 from attnbench.figures.kit.ticks import plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.contenders import Contenders, contenders
 from attnbench.results.frame.marks import by_host
+from attnbench.results.frame.relative import APART, BASELINE, FEW_CLEAN, Relation, apart
 from attnbench.results.frame.scored import Problem
 from attnbench.results.frame.settings import by_model, records
 from attnbench.results.frame.words import configuration, in_words, short_names

@@ -26,7 +26,7 @@ from attnbench.answers.report.provenance import (
     title_of,
     warnings,
 )
-from attnbench.answers.report.table_rows import marked, relative, table, tokens
+from attnbench.answers.report.table_rows import marked, table, tokens
 from attnbench.answers.report.views import found_in, task_rows, views
 from attnbench.errors import AttnbenchError
 from attnbench.figures import FIGURES
@@ -35,6 +35,7 @@ from attnbench.figures.kit.inline import SharedStyles
 from attnbench.figures.kit.palette import DARK, LIGHT, variables
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import notes
+from attnbench.results.frame.relative import relative
 from attnbench.results.frame.scored import family_of
 from attnbench.results.frame.settings import RUN
 from attnbench.results.frame.words import in_words

@@ -9,12 +9,13 @@ from attnbench.answers.report.answer import answer, beside_softmax, share
 from attnbench.answers.report.figures import MOST, draw_whole
 from attnbench.answers.report.html_page import make_page
 from attnbench.answers.report.provenance import of_frame
-from attnbench.answers.report.table_rows import FEW_CLEAN, Relation, marked, relative
+from attnbench.answers.report.table_rows import marked
 from attnbench.answers.report.views import found_in, views
 from attnbench.figures.kit.inline import SharedStyles
 from attnbench.figures.kit.page import NothingToDraw
 from attnbench.figures.swap import draw_swap
 from attnbench.results.frame import agreement, contenders
+from attnbench.results.frame.relative import FEW_CLEAN, Relation, relative
 from attnbench.results.frame.settings import settings, timed
 from attnbench.results.read import read_results
 from tests.answers.report.reading import REFERENCE, Read, rows_of
