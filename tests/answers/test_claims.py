@@ -194,6 +194,11 @@ def test_each_number_of_a_claim_has_its_name(tmp_path: Path) -> None:
         ({512: 9.0, 4096: 3.0, 16384: 1.5}, "fails", "not faster up to n=16384"),
         ({512: 2.0, 1024: 0.8, 2048: 0.7, 4096: 0.5}, "fails", "slower at n=512, faster from n=1024 on"),
         ({512: 2.0, 4096: 1.0}, "open", "not faster up to n=4096"),
+        (
+            {512: 2.0, 1024: 0.8, 2048: 0.7, 4096: 1.0},
+            "open",
+            "slower at n=512, faster at n=1024 to 2048, open at n=4096",
+        ),
     ],
 )
 def test_a_crossover_lies_between_two_measured_lengths(

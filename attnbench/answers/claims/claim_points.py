@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from typing import Any
 
 import numpy as np
@@ -276,20 +277,15 @@ def _crossovers(test: CrossoverTest, rows: pd.DataFrame) -> Iterator[Point]:
     lines = lines_of(tops)
     names = names_of([line[-1] for line in lines], AS_LENGTH)
     for line, at in zip(lines, names, strict=True):
+        told = [(_speed(row, below[row.key]), int(row.place["seq_len"])) for row in line]
         # The longest length at which it is slower, and the shortest from which on it is faster.
-        slower, faster = 0, math.inf
-        for row in line:
-            other, n = below[row.key], int(row.place["seq_len"])
-            if row.low > other.high:
-                slower, faster = n, math.inf
-            elif row.high < other.low:
-                faster = min(faster, n)
-            else:
-                faster = math.inf
-        longest = int(line[-1].place["seq_len"])
+        slower = max((n for word, n in told if word == "slower"), default=0)
+        faster = min((n for _, n in takewhile(lambda one: one[0] == "faster", reversed(told))), default=math.inf)
         holds: bool | None
         if faster is math.inf:
-            said = f"not faster up to n={longest}"
+            each = [(word, [n for _, n in some]) for word, some in groupby(told, lambda one: one[0])]
+            said = ", ".join(f"{word} at n={' to '.join(map(str, sorted({ns[0], ns[-1]})))}" for word, ns in each)
+            said = said if "faster" in dict(each) else f"not faster up to n={told[-1][1]}"
             holds = False if slower >= test.highest else None
         elif not slower:
             said = f"faster from n={faster} on, or shorter"
@@ -298,6 +294,10 @@ def _crossovers(test: CrossoverTest, rows: pd.DataFrame) -> Iterator[Point]:
             said = f"slower at n={slower}, faster from n={faster} on"
             holds = slower < test.highest and faster > test.lowest
         yield Point(at, float(faster), float(slower), float(faster), holds, said)
+
+
+def _speed(row: ClaimRow, other: ClaimRow) -> str:
+    return "slower" if row.low > other.high else "faster" if row.high < other.low else "open"
 
 
 def _scores(test: ScoreTest, rows: pd.DataFrame, below: pd.DataFrame) -> Iterator[Point]:
