@@ -186,10 +186,11 @@ def _said(judged: Judgement) -> str:
 def _print_rest(judged: list[Judgement]) -> None:
     lines: dict[str, list[str]] = {}
     for one in judged:
-        heading, said, command = f"Cannot be here: {one.why}", one.claim.says, one.claim.command
+        heading = f"{'Cannot be here' if one.claim.table else 'No verdict'}: {one.why}"
+        said, command = one.claim.says, one.claim.command
         if command and one.why.endswith(command):
             heading = f"Not measured yet; measure with: {command}"
-        elif not one.claim.table:
+        elif not one.claim.table and one.claim.test is None:
             heading, said = "Without a test", f"{said} ({one.why})"
         lines.setdefault(heading, []).append(said)
     for heading, members in sorted(lines.items(), key=lambda item: not item[0].startswith("Not")):

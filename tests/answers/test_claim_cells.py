@@ -81,6 +81,10 @@ def test_a_row_that_failed_is_there_and_one_that_was_interrupted_is_not(tmp_path
     assert judge_all_rows(FUSED, read_results(written([*rows, failed], tmp_path))).verdict == "holds"
     broken = replace(failed, status=Status.INTERRUPTED)
     assert judge_all_rows(FUSED, read_results(written([*rows, broken], tmp_path))).verdict == "not tested here"
+    every = [replace(row, status=Status.DISTURBED, reason="a busy machine") for row in rows_for(FUSED)]
+    found = judge_all_rows(FUSED, read_results(written(every, tmp_path)))
+    assert found.evidence.endswith(": disturbed: a busy machine; attnbench run claims measures it anew")
+    assert (found.verdict, len(found.missing)) == ("not tested here", 10)
 
 
 def test_a_row_that_its_suite_does_not_measure_decides_nothing(tmp_path: Path) -> None:

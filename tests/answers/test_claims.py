@@ -116,13 +116,18 @@ def test_rows_that_were_measured_otherwise_are_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_failed_row_is_no_evidence(tmp_path: Path) -> None:
-    rows = [timed("softmax", 512, 1.0), replace(timed("linear", 512, 0.5), status=Status.TIMEOUT)]
-    assert verdict(rows, tmp_path, **FASTER).verdict == "not tested here"
+    failed = replace(timed("linear", 512, 0.5), status=Status.TIMEOUT, reason="over 10 s")
+    found = verdict([timed("softmax", 512, 1.0), failed], tmp_path, **FASTER)
+    assert (found.verdict, found.evidence) == ("not tested here", "linear: timeout: over 10 s")
 
 
 def test_a_time_without_an_interval_is_no_evidence(tmp_path: Path) -> None:
-    rows = [timed("softmax", 512, 1.0), replace(timed("linear", 512, 0.5), time_ci_low_s=None, time_ci_high_s=None)]
-    assert verdict(rows, tmp_path, **FASTER).verdict == "not tested here"
+    once = replace(timed("linear", 512, 0.5), time_ci_low_s=None, time_ci_high_s=None, time_rounds=1)
+    found = verdict([timed("softmax", 512, 1.0), once], tmp_path, **FASTER)
+    assert found.verdict == "not tested here"
+    assert found.evidence == (
+        "linear: without an interval: too few rounds, 1; attnbench run claims --rounds 5 gives one"
+    )
 
 
 def test_a_pair_of_one_variant_agrees_in_the_options_that_the_claim_does_not_name(tmp_path: Path) -> None:

@@ -150,10 +150,14 @@ def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     if frame is None or not needed:
         return replace(judge(claim, frame), missing=needed)
     found, missing = judge(claim, rows_of(frame, needed)), missing_of(frame, needed)
-    if not missing or len(missing) == len(needed):
+    broken = frame[frame["status"].isin(UNFINISHED) & frame["cell_id"].isin([one.cell_id for one in missing])]
+    if len(broken):
+        why = f"{_failure(claim, broken)}; {claim.command} measures it anew"
+    elif not missing or len(missing) == len(needed):
         return replace(found, missing=missing)
-    verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
-    why = f"{len(missing)} of {len(needed)} rows {verb} missing; measure {object_} with: {claim.command}"
+    else:
+        verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
+        why = f"{len(missing)} of {len(needed)} rows {verb} missing; measure {object_} with: {claim.command}"
     return replace(found, verdict="not tested here", why=why, missing=missing)
 
 
@@ -162,11 +166,10 @@ def judge(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
     if claim.test is None:
         return Judgement(claim, "not tested here", why=claim.missing)
     points = list(points_of(claim, frame))
-    if claim.table and frame is not None and isinstance(claim.test, RatioTest | CrossoverTest):
-        if not points and (why := _failure(claim.test, frame)):
-            return Judgement(claim, "not tested here", why=why)
-        if isinstance(claim.test, RatioTest):
-            points = [replace(one, said=one.said + _best_exact(claim, claim.test, frame)) for one in points]
+    if not points and frame is not None and (why := _failure(claim, frame)):
+        return Judgement(claim, "not tested here", why=why)
+    if claim.table and frame is not None and isinstance(claim.test, RatioTest):
+        points = [replace(one, said=one.said + _best_exact(claim, claim.test, frame)) for one in points]
     if not points:
         return Judgement(claim, "not tested here", why=f"no such rows; measure them with: {claim.command}")
     answers = {point.holds for point in points}
@@ -191,7 +194,16 @@ def _best_exact(claim: Claim, test: RatioTest, frame: pd.DataFrame) -> str:
     return ""
 
 
-def _failure(test: RatioTest | CrossoverTest, frame: pd.DataFrame) -> str:
-    rows = having(frame[frame["status"] != Status.OK], test.where)
-    failed = pd.concat([of_variant(rows, label) for label in (test.bottom, test.top) if label])
-    return "".join(f"{row['label']}: {row['status']}: {row['reason']}" for row in failed.head(1).to_dict("records"))
+def _failure(claim: Claim, rows: pd.DataFrame) -> str:
+    """The reason why rows of a claim decide nothing; empty if it is another than a failure or too few rounds."""
+    test = claim.test
+    if claim.table and isinstance(test, RatioTest | CrossoverTest):
+        rows = having(rows, test.where)
+        rows = pd.concat([of_variant(rows, label) for label in (test.bottom, test.top) if label])
+    for row in rows[rows["status"] != Status.OK].head(1).to_dict("records"):
+        return f"{row['label']}: {row['status']}: {row['reason']}"
+    timed = rows["time_median_s"].notna() & (getattr(test, "of", "") == "time_median_s")
+    for row in rows[timed & rows["time_ci_low_s"].isna()].head(1).to_dict("records"):
+        more = f"; {claim.command} --rounds 5 gives one" * bool(claim.suite)
+        return f"{row['label']}: without an interval: too few rounds, {row['time_rounds']:.0f}{more}"
+    return ""
