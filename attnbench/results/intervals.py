@@ -155,16 +155,16 @@ class Difference:
 
 
 def comparisons(tables: Iterable[tuple[Sequence[Summary], Summary | None]]) -> int:
-    """Number of differences with an interval, with those of a mean over several tables.
+    """Number of differences with an interval.
 
-    Each table has the summaries of a problem, and the reference among them.
+    Each table has the summaries of a problem, or the means over several, and the reference among them.
     """
-    counts = [
-        sum(one is not reference and len(one.by_seed.keys() & reference.by_seed.keys()) > 1 for one in parts)
+    return sum(
+        one is not reference and len(one.by_seed.keys() & reference.by_seed.keys()) > 1
         for parts, reference in tables
         if reference is not None
-    ]
-    return sum(counts) + (max(counts) if len(counts) > 1 else 0)
+        for one in parts
+    )
 
 
 def joint(family: int) -> str:

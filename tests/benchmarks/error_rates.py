@@ -28,7 +28,7 @@ from attnbench.measure.statistics import (
     ratios_over_visits,
     spread_of_visits,
 )
-from attnbench.results.intervals import Summary, comparisons, difference
+from attnbench.results.intervals import Summary, comparisons, difference, over_tasks
 
 FILE = Path(__file__).resolve().parents[2] / "docs/data/error-rates.csv"
 FULL = 1000
@@ -191,7 +191,8 @@ def scores(rng: np.random.Generator, *, tasks: int, seeds: int, times: int) -> t
             shared, own = rng.normal(0.5, 0.05, seeds), rng.normal(0, 0.02, (13, seeds))
             parts = [_summary(place, (shared + one).tolist()) for place, one in enumerate(own)]
             tables.append((parts, parts[0]))
-        for family in (comparisons(tables), 1):
+        means = [one for of in zip(*(parts for parts, _ in tables), strict=True) if (one := over_tasks(of))]
+        for family in (comparisons([*tables, *[(means, means[0])] * (tasks > 1)]), 1):
             said = {difference(one, first, family).verdict for parts, first in tables for one in parts[1:]}
             wrong = bool(said & {"better", "worse"})
             joint, alone = (joint + wrong, alone) if family > 1 else (joint, alone + wrong)

@@ -59,6 +59,12 @@ def test_the_lines_below_say_how_many_comparisons_hold_together_and_what_the_mar
         assert not re.search(r"^variant .*minus softmax", found, re.MULTILINE)
 
 
+def test_each_of_several_models_has_a_mean_over_the_tasks_that_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = RunFolder(RUNS / "score-cpu").in_order()
+    print_scores([*rows, *(replace(row, cell_id=f"{row.cell_id}/other", layers=3) for row in rows)])
+    assert f"joint 95 % over {2 * (4 + 1) * 13} comparisons" in capsys.readouterr().out
+
+
 def test_the_time_of_a_training_is_that_of_the_models_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     rows = RunFolder(RUNS / "positions-biases-cpu").in_order()
     print_scores(rows)

@@ -245,7 +245,8 @@ def test_a_table_of_equals_and_a_suite_hold_a_false_verdict_in_at_most_a_twentie
 def test_a_table_counts_its_differences_and_those_of_the_mean_over_tasks() -> None:
     parts = [of("softmax", [0.5] * 3), of("linear", [0.5] * 3), of("local", [0.5])]
     assert comparisons([(parts, parts[0])]) == 1  # one seed has no interval
-    assert comparisons([(parts[:2], parts[0])] * 4) == 4 + 1
+    mean = [one for part in parts[:2] if (one := over_tasks([part] * 4))]
+    assert comparisons([*[(parts[:2], parts[0])] * 4, (mean, mean[0])]) == 4 + 1
     assert comparisons([(parts, None)]) == 0
     alone, among = (difference(parts[1], of("softmax", [0.4, 0.5, 0.7]), family).of for family in (1, 12))
     assert alone is not None

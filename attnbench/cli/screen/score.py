@@ -23,7 +23,8 @@ _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "test_len", 
 
 def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
     """Print the scores of the trainings among these rows; ``shown`` maps labels to other names."""
-    from attnbench.results.intervals import REFERENCE, comparisons, joint, summary
+    from attnbench.results.frame.scored import by_problem, family_of
+    from attnbench.results.intervals import joint
     from attnbench.results.trainings import choose, trained
 
     of_rows = [record for record in records if record.steps is not None]
@@ -31,8 +32,7 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     problems = dict.fromkeys(choice.problem for choice in choices)
     settings = [dict(setting) for _, setting in problems]
     several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
-    parts = [[one for choice in choices if choice.problem == known and (one := summary(choice))] for known in problems]
-    family = comparisons((found, next((one for one in found if one.variant == REFERENCE), None)) for found in parts)
+    family = family_of(by_problem(choices))
     for problem, setting in zip(problems, settings, strict=True):
         of_problem = [choice for choice in choices if choice.problem == problem]
         cells = {row.cell_id for choice in of_problem for row in choice.rows}

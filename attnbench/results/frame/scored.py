@@ -58,14 +58,18 @@ class Problem:
 def problems(frame: pd.DataFrame) -> list[Problem]:
     """The problems of a table, with tasks in the order of its rows; within a task, those with most labels first."""
     rows = scored(frame)
-    also = [RUN] if RUN in rows else []
-    found: dict[tuple[str, Setting], list[CountedTrainings]] = {}
-    for choice in choose(trained(records(rows), also_alike=also)):
-        found.setdefault(choice.problem, []).append(choice)
-    made = [_problem(task, dict(setting), choices) for (task, setting), choices in found.items()]
+    made = by_problem(choose(trained(records(rows), also_alike=[RUN] if RUN in rows else [])))
     tasks = list(dict.fromkeys(one.task for one in made))
     made.sort(key=lambda one: (tasks.index(one.task), -len(one.parts)))
     return [one for one in _named(made) if one.parts or one.choices]
+
+
+def by_problem(choices: Iterable[CountedTrainings]) -> list[Problem]:
+    """The problem of each task and way of training, in the order of the trainings that count."""
+    found: dict[tuple[str, Setting], list[CountedTrainings]] = {}
+    for choice in choices:
+        found.setdefault(choice.problem, []).append(choice)
+    return [_problem(task, dict(setting), of_one) for (task, setting), of_one in found.items()]
 
 
 def _problem(task: str, setting: Mapping[str, object], choices: Sequence[CountedTrainings]) -> Problem:
@@ -102,8 +106,9 @@ def _trained_only(one: Problem) -> Problem:
 
 
 def family_of(found: Iterable[Problem]) -> int:
-    """Number of differences from softmax that are tested together in these problems and the mean over them."""
-    return comparisons((one.parts, one.reference) for one in found if one.task != MEAN)
+    """Number of differences from softmax that are tested together in these problems and the means over them."""
+    tasks = [one for one in found if one.task != MEAN]
+    return comparisons((one.parts, one.reference) for one in (*tasks, *means(tasks)))
 
 
 def short_tasks(tasks: Iterable[str]) -> dict[str, str]:
