@@ -113,6 +113,8 @@ def _title(drawn: Sequence[Problem], names: Mapping[str, str], family: int) -> s
     better, worse = ([name for verdict, name in found if verdict == wanted] for wanted in ("better", "worse"))
     if better:
         return f"Better than softmax: {counted(better, len(problems))}"
+    if all(verdict == "withheld" for verdict, _ in found):
+        return "Nothing could be compared with softmax: that needs two common seeds"
     worst, of = len(set(worse)), len(set(names.values())) - 1
     return f"Nothing is shown to be better than softmax; {worst} of {of} {'is' if worst == 1 else 'are'} worse"
 

@@ -91,6 +91,9 @@ def test_one_seed_allows_no_verdict_and_says_so(tmp_path: Path, words: Any) -> N
     assert "excludes 0, never with one seed" in CAPTIONS[figure].notes[0]
     assert "+0.400 better" not in words(figure)
     assert "interval over test examples" in words(figure)
+    said = words(figure).replace("\n", " ")
+    assert "Nothing could be compared with softmax" in said
+    assert "worse" not in said.partition("Nothing")[2].partition("Right")[0]
 
 
 def test_who_is_not_above_identity_is_hollow(frame: pd.DataFrame) -> None:

@@ -79,7 +79,7 @@ def test_a_caption_has_three_lines_and_the_rest_stands_in_a_file_beside_it(tmp_p
         ("lra-cpu", "error", "Nearest to exact attention: bigbird, with an error of "),
         ("catalogue-cpu", "catalogue", "Fastest at n = 2k: "),
         ("selection-cpu", "steps", "Least mean error over the new tokens: snapkv (2 of 6), "),
-        ("headline-cpu", "scores", "Nothing is shown to be better than softmax; "),
+        ("headline-cpu", "scores", "Nothing could be compared with softmax: that needs two common seeds"),
         ("headline-cpu", "curves", "Highest last score of validation: "),
         ("headline-cpu", "recall", "Highest score, whatever the state: "),
         ("lra-cpu", "share", "Attention is over half of the time at n = 4k with softmax, sdpa"),

@@ -60,7 +60,7 @@ def found_in(frame: pd.DataFrame) -> list[Problem]:
 
 
 def task_rows(one: Problem, family: int) -> list[tuple[str, str, str, str, str]]:
-    """Label, score, its interval, difference from softmax, and its interval, of each variant; empty for none.
+    """Label, score, its interval, difference from softmax, and its interval or why it has none, of each variant.
 
     ``family`` is the number of differences tested together.
     """
@@ -69,6 +69,7 @@ def task_rows(one: Problem, family: int) -> list[tuple[str, str, str, str, str]]
         less = ends = ""
         if one.reference is not None and part is not one.reference:
             found = difference(part, one.reference, family)
+            ends = "withheld: fewer than two common seeds" * (found.verdict == "withheld")
             if found.of is not None:
                 less = signed(found.of.mean) + f" {found.verdict}" * (found.verdict in ("better", "worse"))
                 if found.of.low is not None and found.of.high is not None:

@@ -195,6 +195,10 @@ def test_each_figure_has_a_form_for_a_narrow_screen_and_a_name() -> None:
     assert all(given["aria-label"] for tag, given in found.elements if tag == "svg" and given.get("role") == "group")
 
 
+def test_a_score_that_could_not_be_compared_says_why_in_the_table() -> None:
+    assert " withheld: fewer than two common seeds" in Read(page_of_run("headline-cpu")).text
+
+
 def test_the_scores_of_the_figure_stand_in_a_table() -> None:
     text = Read(page_of_run("score-cpu")).text
     for words in ("minus softmax", "−0.862 worse", "−0.931 to −0.793"):
