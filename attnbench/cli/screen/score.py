@@ -32,17 +32,18 @@ def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None)
     problems = dict.fromkeys(choice.problem for choice in choices)
     settings = [dict(setting) for _, setting in problems]
     several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
-    family = family_of(by_problem(choices))
+    family, withheld = family_of(by_problem(choices)), []
     for problem, setting in zip(problems, settings, strict=True):
         of_problem = [choice for choice in choices if choice.problem == problem]
         cells = {row.cell_id for choice in of_problem for row in choice.rows}
         own = [record for record in of_rows if record.cell_id in cells]
         apart = "".join(f", {_in_words(name, setting.get(name))}" for name in several)
-        _print_problem(of_problem, own, shown or {}, apart, family)
+        withheld.append(_print_problem(of_problem, own, shown or {}, apart, family))
     if of_rows:
         console.line(
             "95 %: over seeds, each for itself; with one seed over test examples"
-            + f"\nminus softmax: {joint(family)}; unsure: it holds 0; withheld: fewer than two seeds" * bool(family)
+            + f"\nminus softmax: {joint(family)}; unsure: it holds 0" * bool(family)
+            + "\nwithheld: fewer than two common seeds" * any(withheld)
         )
 
 
@@ -61,8 +62,11 @@ def short_task(label: str) -> str:
 
 def _print_problem(
     choices: Sequence[CountedTrainings], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
-) -> None:
-    """Print one table; ``apart`` ends its title, and ``family`` is the number of differences tested together."""
+) -> bool:
+    """Print one table, and return True if a verdict was withheld.
+
+    ``apart`` ends its title, and ``family`` is the number of differences tested together.
+    """
     from attnbench.results.intervals import REFERENCE, difference, floor_of, learnt, summary
 
     task, setting = choices[0].problem
@@ -110,6 +114,7 @@ def _print_problem(
     if chance is not None:
         console.line(f"always the same answer: {chance:.3f}")
     console.mark_notes(cell for row in rows for cell in row[:2])
+    return any("withheld" in row for row in rows)
 
 
 def _between(other: Difference | None) -> list[str]:
