@@ -492,4 +492,7 @@ def test_run_measures_the_sweeps_that_the_chosen_claims_read(
 def test_the_range_of_many_points_names_its_quantity() -> None:
     points = tuple(Point(f"n={n}", n / 2, n / 2, n / 2, True, what="time ratio") for n in range(1, 6))
     found = Judgement(next(iter(claims())), "holds", points).evidence
-    assert found == "holds at n=1, n=2, n=3, n=4 and 1 more (time ratio 0.5 to 2.5)"
+    assert found == "holds at n=1, n=2, n=3, n=4 and 1 more (time ratio: least 0.5, largest 2.5)"
+    alone = Point("n=6, rank=2", 1.01, 0.9, 1.1, None, what="time ratio")
+    found = Judgement(next(iter(claims())), "depends on", (*points, alone)).evidence
+    assert found.endswith("largest 2.5); open at n=6, rank=2: time ratio 1.01 (0.9 to 1.1)")

@@ -137,11 +137,13 @@ _FEW = 4
 
 
 def _most(points: Sequence[Point]) -> str:
+    if len(points) == 1:
+        return str(points[0])
     shown = ", ".join(point.at.replace(", ", " ") for point in points[:_FEW])
     rest = f" and {len(points) - _FEW} more" if len(points) > _FEW else ""
     values = [point.value for point in points]
-    what = f"{points[0].what} " if points[0].what else ""
-    return f"{shown}{rest} ({what}{format_number(min(values))} to {format_number(max(values))})"
+    what = f"{points[0].what}: " if points[0].what else ""
+    return f"{shown}{rest} ({what}least {format_number(min(values))}, largest {format_number(max(values))})"
 
 
 def judge_all_rows(claim: Claim, frame: pd.DataFrame | None) -> Judgement:
