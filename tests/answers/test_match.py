@@ -364,6 +364,11 @@ def test_the_smaller_error_is_named_where_the_intervals_are_apart_and_no_distanc
 def test_within_an_error_the_least_memory_is_named() -> None:
     small, large = found("a:m=8", 0.1, 0.1, 0.1, memory=2**20), found("b:m=8", 0.1, 0.1, 0.1, memory=2**21)
     assert "least memory within error 0.1: a:m=8, 1.00 MiB" in Match(Budget("error", 0.1), [large, small]).sentences()
+    equals = [found(f"{name}:m=8", 0.1, 0.1, 0.1, memory=2**20) for name in "cdef"]
+    said = Match(Budget("error", 0.1), [large, small, *equals[:1]]).sentences()
+    assert "least memory within error 0.1: a:m=8, c:m=8, 1.00 MiB" in said
+    said = Match(Budget("error", 0.1), [large, *equals]).sentences()
+    assert "least memory within error 0.1: c:m=8, d:m=8, e:m=8 and 1 more, 1.00 MiB" in said
 
 
 def test_every_try_is_a_row_and_the_chosen_one_is_marked() -> None:

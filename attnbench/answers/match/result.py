@@ -191,9 +191,11 @@ def _verdicts(match: Match) -> Iterator[str]:
         fastest = [point.label for point in chosen if _beats_all(match, point.label)]
         yield f"fastest {inside}: {fastest[0] if fastest else 'cannot be told'}"
     if match.budget.target != "memory":
-        by_memory = sorted((point for point in chosen if point.memory is not None), key=lambda point: point.memory or 0)
-        if by_memory:
-            yield f"least memory {inside}: {by_memory[0].label}, {format_bytes(by_memory[0].memory)}"
+        least = min((point.memory for point in chosen if point.memory is not None), default=None)
+        equals = [point.label for point in chosen if point.memory == least]
+        if least is not None:
+            more = f" and {len(equals) - 3} more" * (len(equals) > 3)
+            yield f"least memory {inside}: {', '.join(equals[:3])}{more}, {format_bytes(least)}"
     if match.budget.target != "error":
         yield from _least_error(chosen, match.budget)
 
