@@ -191,7 +191,7 @@ def _read(table: str, file: Path) -> pd.DataFrame:
             try:
                 columns[name].append(_value(full[name], kind))
             except (ValueError, KeyError):
-                wanted = {bool: "True or False", int: "a whole number", float: "a number"}[kind]
+                wanted = {bool: "True or False", int: "a whole number", float: "a finite number"}[kind]
                 raise ResultsError(f"{file}:{number}: {name} is {full[name]!r}, not {wanted}") from None
     unknown = sorted({row["status"] for row in rows} - {str(status) for status in Status})
     if unknown:
@@ -232,7 +232,9 @@ def _value(text: str, kind: type) -> object:
     if kind is bool:
         return {"true": True, "false": False}[text.lower()]
     if kind is float:
-        return float(text) if text else math.nan
+        if math.isinf(amount := float(text) if text else math.nan):  # no run stores one
+            raise ValueError(text)
+        return amount
     number = int(text) if text.removeprefix("-").isdecimal() else float(text)  # a float lacks digits of some seeds
     if abs(number) >= 2**63 or number % 1:
         raise ValueError(text)

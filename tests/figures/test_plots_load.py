@@ -65,6 +65,12 @@ def test_every_seed_of_a_table_keeps_its_digits(tmp_path: Path, run: Any) -> Non
     assert read_results(write(tmp_path / "results.csv", [run.row("softmax", seed="7.0")]))["seed"].tolist() == [7]
 
 
+def test_an_infinite_number_which_no_run_stores_is_refused_by_its_place(tmp_path: Path, run: Any) -> None:
+    rows = [run.row("softmax", time_median_s=1.0), run.row("linear") | {"time_median_s": "inf"}]
+    with pytest.raises(ResultsError, match=r"results.csv:3: time_median_s is 'inf', not a finite number"):
+        read_results(write(tmp_path / "results.csv", rows))
+
+
 @pytest.mark.parametrize("name", ["NA", "null", "nan", "None", "1e3"])
 def test_a_variant_may_have_the_name_of_a_missing_value(tmp_path: Path, run: Any, name: str) -> None:
     row = run.row("softmax") | {"variant": name, "label": name}
