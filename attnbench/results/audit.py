@@ -76,24 +76,24 @@ def _of_the_sources(path: Path, environment: Mapping[str, Any]) -> Iterator[str]
 def _of_the_rows(
     folder: RunFolder, records: Mapping[str, Record], broken: Sequence[str], *, complete: bool
 ) -> Iterator[str]:
-    """Rows whose samples or learning curve are lost, or do not fit them; samples and curves without a row, which a run
-    that was cut short between the two may have."""
+    """Rows whose samples or learning curve are lost, or do not fit them; samples and curves without a row, but for the
+    last of a run that was cut short before it wrote the row."""
     is_whole = {
         name: not any(line.startswith(str(folder.path / name)) for line in broken) for name in (SAMPLES, CURVES)
     }
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[str]] = {}
     if is_whole[SAMPLES]:
         for record in folder.without_samples(records.values()):
             yield f"{folder.path / SAMPLES}: the samples of {record.label} n={record.seq_len} are lost"
-        found[SAMPLES] = set(folder.samples())
+        found[SAMPLES] = [*folder.samples()]
     if is_whole[CURVES]:
-        found[CURVES] = set(folder.curves())
+        found[CURVES] = [*folder.curves()]
         for record in records.values():
             is_trained = record.status is Status.OK and record.best_step is not None and not folder.is_thinned
             if is_trained and record.cell_id not in found[CURVES]:
                 yield f"{folder.path / CURVES}: the learning curve of {record.label} n={record.seq_len} is lost"
     for name, cell_ids in found.items():
-        for cell_id in sorted(cell_ids - records.keys()) if complete else ():
+        for cell_id in sorted({*(cell_ids if complete else cell_ids[:-1])} - records.keys()):
             yield f"{folder.path / name}: cell {cell_id} has no row in {RECORDS}"
 
 
