@@ -77,7 +77,13 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
     if torch.__version__ < "2.10" and issubclass(mode, TorchDispatchMode):
         # It compiles nothing, and says nothing, where such a mode is only set aside.
         mode.ignore_compile_internals = classmethod(lambda cls: True)  # type: ignore[assignment]
-    enter, leave = mode.__enter__, mode.__exit__  # type: ignore[attr-defined]  # of modes of functions and of operators
+    if issubclass(mode, TorchDispatchMode):
+        _held_back(mode)
+    return mode
+
+
+def _held_back(mode: Any) -> None:
+    enter, leave = mode.__enter__, mode.__exit__
 
     def begin(self: Any) -> Any:
         self.as_written = as_written()
@@ -88,25 +94,28 @@ def without_compiler(mode: type[Mode]) -> type[Mode]:
         leave(self, *error)
         self.as_written.__exit__(*error)
 
-    mode.__enter__, mode.__exit__ = begin, end  # type: ignore[attr-defined]
-    return mode
+    mode.__enter__, mode.__exit__ = begin, end
 
 
 @contextmanager
 def as_written() -> Iterator[None]:
     """Call what a user compiles as it is written: how often it was called, and for which shapes, decides how torch
     compiles it later, and what it meets in a dispatch mode it never compiles."""
-    had_compiler = "torch._dynamo" in sys.modules
+    had_compiler = _has_compiler()
     try:
         with _stance("force_eager"):
             yield
     finally:
-        if not (had_compiler or any(_booked)) and "torch._dynamo" in sys.modules:
+        if not (had_compiler or any(_booked)) and _has_compiler():
             torch.compiler.reset()  # the first compiled code, which was not held back
 
 
 def _stance(name: Literal["default", "force_eager"]) -> AbstractContextManager[object]:
-    return torch.compiler.set_stance(name) if "torch._dynamo" in sys.modules else nullcontext()
+    return torch.compiler.set_stance(name) if _has_compiler() else nullcontext()
+
+
+def _has_compiler() -> bool:
+    return sys.modules.get("torch._dynamo") is not None
 
 
 def find_instructions() -> None:
