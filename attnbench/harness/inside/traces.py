@@ -51,8 +51,13 @@ _WATCHED: tuple[Any, ...] = (
     torch.nn.functional,
     torch.special,
 )
-_CALLED = ("__call__", "_call_impl", "forward")
-"""Methods through which a module is called, which may be put into a class that inherits them."""
+_MODULES = [one for one in vars(torch.nn).values() if isinstance(one, type) and issubclass(one, torch.nn.Module)]
+_CALLED = [
+    (f"torch.nn.{place.__name__}.{method}", place, method)
+    for place in sorted(_MODULES, key=lambda one: len(one.__mro__))  # Module first, and Linear before its subclasses
+    for method in ("__call__", "_call_impl", "forward")
+]
+"""Methods through which modules of torch.nn are called; one may be put into a class that inherits it."""
 _COMPILER = tuple(f"{_TORCH}/{name}" for name in ("_compile.py", "_dynamo", "_functorch", "_inductor"))
 
 _OF_THE_COMPILER = "_TORCHINDUCTOR_"
@@ -137,18 +142,13 @@ class Snapshot:
 
 
 def functions() -> dict[str, object]:
-    """The functions of :data:`_WATCHED` and of the classes in torch.nn, by name: libraries patch them there."""
+    """The functions of :data:`_WATCHED`, and :data:`_CALLED`, by name: libraries patch them there."""
     found = dict[str, object]()
     for place in _WATCHED:
         # One that is put into a class may hide one that it inherits.
         inside = {name: getattr(place, name, None) for name in dir(place)} if isinstance(place, type) else vars(place)
         found |= {f"{place.__name__}.{name}": one for name, one in inside.items() if callable(one)}
-    classes = [place for place in vars(torch.nn).values() if isinstance(place, type)]
-    for place in sorted(classes, key=lambda one: len(one.__mro__)):  # Module first, and Linear before what inherits it
-        methods = dict.fromkeys((*vars(place), *_CALLED))
-        ways = {f"torch.nn.{place.__name__}.{one}": getattr(place, one, None) for one in methods}
-        found |= {name: way for name, way in ways.items() if callable(way)}
-    return found
+    return found | {name: getattr(place, method, None) for name, place, method in _CALLED}
 
 
 def _file_of(function: object) -> str:
