@@ -68,8 +68,8 @@ def why_not_compiled(error: BaseException) -> str | None:
 def without_compiler(mode: type[Mode]) -> type[Mode]:
     """Decorator: call a dispatch mode directly, without the wrapper that keeps torch from compiling it.
 
-    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow. What a user
-    compiles runs :func:`as_written` in such a mode.
+    The wrapper imports torch's compiler, which takes a second and makes every search for garbage slow. A user's
+    compiled code runs :func:`as_written` in such a mode.
     """
     inner = getattr(mode.__dict__["__torch_dispatch__"], "__wrapped__", None)
     if inner is not None:
@@ -99,8 +99,8 @@ def _held_back(mode: Any) -> None:
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Call what a user compiles as it is written: how often it was called, and for which shapes, decides how torch
-    compiles it later, and what it meets in a dispatch mode it never compiles."""
+    """Call a user's compiled code as it is written: the number of its calls and their shapes decide how torch compiles
+    it later, and torch never compiles code that it meets in a dispatch mode."""
     had_compiler = _has_compiler()
     try:
         with _stance("force_eager"):

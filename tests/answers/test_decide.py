@@ -395,7 +395,7 @@ def test_one_number_that_is_left_is_judged_and_the_others_are_counted(tmp_path: 
 
 def test_what_neither_run_has_is_not_known_if_it_was_asked_for_by_name(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, seed=1)
-    assert not decided(old, new).undecided  # no row has an error, and nobody named it
+    assert not decided(old, new).undecided  # no row has an error, and --on does not name it alone
     for measures in (("score",), ("time", "score")):
         decision = decided(old, new, GateQuestion(measures=measures))
         assert table_of(decision).verdict == "not known: no score of both runs could be compared"

@@ -153,7 +153,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
     timed = [pair for pair in both if pair.times]
     findings = [one for pair in pairs for one in judge(pair, measures, question.limits, times)]
     known = {one.measure for one in findings if one.is_judged}
-    usual = {*GateQuestion().measures} <= {*measures}  # what nobody measured was not asked for by name
+    usual = {*GateQuestion().measures} <= {*measures}  # a measure that no run has is told only if --on names few
     held = {one.measure for one in findings} if usual else measures
     if question.missing == "ignore":
         findings = [one for one in findings if one.verdict != "missing"]

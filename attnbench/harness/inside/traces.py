@@ -135,9 +135,8 @@ class Snapshot:
         now = self.functions
         names = [name for name, value in before.functions.items() if now.get(name) != value]
         names = [name for name in names if not _file_of(now.get(name)).startswith(_COMPILER)]
-        first = {
-            (id(before.functions[name]), id(now.get(name))): name for name in reversed(names)
-        }  # classes inherit them
+        # A class that inherits a replaced method is not told again.
+        first = {(id(before.functions[name]), id(now.get(name))): name for name in reversed(names)}
         return [name for name in names if name in first.values()]
 
 
