@@ -316,11 +316,13 @@ def ratios_over_visits(
     if not cells:
         return OverVisits((), None)
     news = [[np.log(cell.new)] for cell in cells]
-    olds = [_of_runs(cell.olds) for cell in cells]
-    parts = [_variances(news), _variances(olds), (np.array([cell.doubt for cell in cells]), np.inf)]
+    olds = [[np.log(run) for run in cell.olds] for cell in cells]
+    pooled = [_pooled(runs) for runs in olds]
+    parts = [_variances(news), _variances(pooled), (np.array([cell.doubt for cell in cells]), np.inf)]
     apart = sum(len(runs) - 1 for runs in olds)
     if known is None and apart >= _KNOWN_BETWEEN:
-        known = _between(olds, parts[1][0]), apart
+        kept = np.array([len(runs) for runs in olds]) == [len(runs) for runs in pooled]
+        known = _between(olds, parts[1][0] * kept), apart
     between = None if known is None else known[0]
     if known is not None:
         between, apart = known
@@ -351,10 +353,9 @@ def _middle(runs: Sequence[Numbers]) -> float:
     return float(np.mean([one.mean() for one in runs]))
 
 
-def _of_runs(olds: Sequence[Sequence[float]]) -> list[Numbers]:
+def _pooled(runs: Sequence[Numbers]) -> Sequence[Numbers]:
     """Each run by itself; all as one if their rounds do not say how visits of one run vary."""
-    logs = [np.log(one) for one in olds]
-    return logs if sum(len(one) - 1 for one in logs) >= FEWEST_VISITS - 1 else [np.concatenate(logs)]
+    return runs if sum(len(one) - 1 for one in runs) >= FEWEST_VISITS - 1 else [np.concatenate(runs)]
 
 
 def _variances(cells: Sequence[Sequence[Numbers]]) -> tuple[Numbers, Numbers]:

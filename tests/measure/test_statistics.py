@@ -424,7 +424,7 @@ def test_the_noise_floor_is_the_far_end_of_the_interval_on_either_side() -> None
     assert noise_floor(slow[:5], slow[:5]) is None
 
 
-@pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 5, 1], [2] * 5, [5, 1]])
+@pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 5, 1], [2] * 5, [5, 1], [1] * 5, [1] * 3])
 def test_an_older_run_of_few_rounds_hides_no_difference_between_runs(lengths: list[int]) -> None:
     """Visits differ by 2 % and runs by 10 %: of 200 gates of equal programs at most one in twenty may call a loss."""
     rng, wrong = np.random.default_rng(0), 0
