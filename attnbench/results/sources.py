@@ -107,7 +107,8 @@ def used(since: float) -> set[str]:
 def _may_decide(file: str) -> bool:
     if file.startswith(_OF_THE_SYSTEM) or file.endswith(".pyc") or plugins.is_versioned(file):
         return False
-    return not any(part.startswith((".", "torchinductor")) for part in Path(file).parts)
+    is_of_programs = file.startswith(f"{Path.home()}/.")  # settings and caches
+    return not is_of_programs and "/torchinductor" not in file
 
 
 def _name(path: Path) -> str:

@@ -87,8 +87,10 @@ def test_our_own_code_counts_but_not_what_only_shows(tmp_path: Path, monkeypatch
 
 
 def test_data_is_noted_however_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = [tmp_path / name for name in ("text", "bytes", "rows.db", "written")]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    files = [tmp_path / name for name in ("text", "bytes", "rows.db", ".data/hidden", "written", "home/.cache/font")]
     for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         os.utime(file, (1, 1))
     monkeypatch.setattr(sources, "_opened", set())
@@ -96,9 +98,11 @@ def test_data_is_noted_however_it_is_opened(tmp_path: Path, monkeypatch: pytest.
     sources._hear("open", (os.fsencode(files[1]), "r", os.O_RDONLY))
     sources._hear("sqlite3.connect", (str(files[2]),))
     sources._hear("sqlite3.connect", (":memory:",))
-    sources._hear("open", (str(files[3]), "w", os.O_WRONLY))
+    sources._hear("open", (str(files[3]), "r", os.O_RDONLY))
+    sources._hear("open", (str(files[4]), "w", os.O_WRONLY))
+    sources._hear("open", (str(files[5]), "r", os.O_RDONLY))
     noted = {Path(name).expanduser() for name in sources.used(2.0)}
-    assert noted & set(files) == set(files[:3])
+    assert noted & set(files) == set(files[:4])
 
 
 def test_what_is_in_memory_is_judged_once_though_it_is_looked_at_after_each_answer(tmp_path: Path) -> None:
