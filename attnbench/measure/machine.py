@@ -9,7 +9,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -60,6 +60,15 @@ def thread_warnings(threads: int) -> list[str]:
     elif threads == asked and threads < cores:
         said.append(f"OMP_NUM_THREADS leaves {threads} of {cores} cores; --threads {cores} uses all")
     return said
+
+
+def binding_warning(threads: int, of_torch: Collection[str]) -> str | None:
+    """Warning if a variable binds torch's threads, given by their numbers, to fewer cores than there are threads."""
+    named = [name for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY") if name in os.environ]
+    cores = len({core for one in of_torch if named for core in os.sched_getaffinity(int(one))})
+    if not 0 < cores < min(threads, len(of_torch)):
+        return None
+    return f"{named[0]} binds {threads} threads to {quantity(cores, 'core')}, where they wait for each other; unset it"
 
 
 def throttling_warning(periods: int) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 from attnbench.measure import cgroup, machine
 from attnbench.measure.machine import (
     available_cores,
+    binding_warning,
     default_threads,
     thread_warnings,
     throttling_warning,
@@ -149,6 +150,17 @@ def test_what_limits_threads_is_said_with_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OMP_NUM_THREADS", "1,4")
     assert default_threads() == 1
     assert thread_warnings(1) == [allowed, "OMP_NUM_THREADS leaves 1 of 2 cores; --threads 2 uses all"]
+
+
+def test_threads_that_a_variable_binds_to_fewer_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = {7: {0}, 8: {0}, 9: {1}}
+    monkeypatch.setattr("os.sched_getaffinity", bound.get)
+    assert binding_warning(2, {"7", "8"}) is None  # the process has a single core, which no variable changes
+    monkeypatch.setenv("OMP_PLACES", "{0}")
+    said = "OMP_PLACES binds 2 threads to 1 core, where they wait for each other; unset it"
+    assert binding_warning(2, {"7", "8"}) == said
+    assert binding_warning(1, {"7", "8"}) is binding_warning(2, {"7", "9"}) is binding_warning(2, {"7"}) is None
+    assert binding_warning(2, set()) is None  # a system that tells no threads
 
 
 def test_kills_for_lack_of_memory_are_counted_in_the_groups_and_on_the_machine(tmp_path: Path) -> None:

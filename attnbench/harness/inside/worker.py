@@ -60,7 +60,7 @@ def main() -> None:
 
         of_torch = threads_of_torch()  # before a plug-in starts others
         settings = loads(requests.readline())
-        served = Served(settings, *_set_up(settings))
+        served = Served(settings, *_set_up(settings, of_torch))
     except Changed as error:
         _answer(answers, {"changed": str(error)})
         return
@@ -265,14 +265,17 @@ def _import() -> None:
     import attnbench.harness.wire.protocol  # noqa: F401  # all of them for later use
 
 
-def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]:
-    """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows."""
+def _set_up(settings: dict[str, Any], of_torch: Collection[str]) -> tuple[dict[str, Any], list[str], Watch]:
+    """Set the process up and measure the machine's limits; return its facts, and notes for each of its rows.
+
+    ``of_torch``: numbers of torch's threads.
+    """
     import torch
 
     from attnbench.contract.plugins.discovery import GROUP, libraries
     from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
-    from attnbench.measure.machine import describe, machine_class, machine_id
+    from attnbench.measure.machine import binding_warning, describe, machine_class, machine_id
     from attnbench.measure.standstill import notice_stops
 
     notice_stops()
@@ -302,7 +305,7 @@ def _set_up(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str], Watch]
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
         limits, warning = _limits(settings)
-        notes += [one for one in (told, warning) if one]
+        notes += [one for one in (told, warning, binding_warning(settings["threads"], of_torch)) if one]
     return_freed_memory()
     memory = settings["memory_limit"]
     if device == "cpu":
