@@ -65,7 +65,7 @@ def test_calls_in_a_worker_that_is_stopped_for_far_longer_take_what_they_take(
     load(str(plugin))
     cell = Cell("s", "w", Spec("slow"), Shape(seq_len=8), measure=("time",))
     request = {
-        "do": "cell",
+        "do": "attnbench.harness.wire.protocol.VisitCell",
         "cell": json.loads(json.dumps(cell.to_json())),
         "rules": asdict(TimingRules(min_time=0.4, max_time=0.8, warmup_calls=1)),
         "round": 0,

@@ -21,8 +21,8 @@ SCORES = {n: n * n * 4 for n in (4608, 9216)}
 def measure(worker: Worker, n: int) -> Record:
     cell = Cell("s", "w", Spec("softmax"), Shape(heads=1, seq_len=n, head_dim=16), measure=("memory",))
     request = {"cell": cell.to_json(), "rules": asdict(TimingRules()), "round": 0, "earlier": [], "previous": None}
-    request["unchecked"] = False
-    return Record.from_json(worker.ask({"do": "cell", **request}, timeout=60)["record"])
+    request |= {"do": "attnbench.harness.wire.protocol.VisitCell", "unchecked": False}
+    return Record.from_json(worker.ask(request, timeout=60)["record"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

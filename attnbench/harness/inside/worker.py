@@ -33,18 +33,6 @@ if TYPE_CHECKING:
     from attnbench.suite.cell import Cell
 
 
-_ELSEWHERE = {
-    "laws": ("outside.law_requests", "HoldToLaw"),
-    "bits": ("outside.law_requests", "AskBits"),
-    "own errors": ("outside.law_requests", "AskOwnErrors"),
-    "setting": ("outside.visit", "HoldSetting"),
-    "probe": ("outside.law_requests", "AskModule"),
-    "capture": ("outside.capture", "TakeCapture"),
-    "model": ("swap.described", "DescribeModel"),
-}
-"""Requests that need imports of their own, which take a while -> their module in ``harness`` and their class."""
-
-
 def main() -> None:
     """Serve until stdin closes."""
     ask_for_cores()
@@ -141,22 +129,19 @@ class Served:
     def _done(self, do: str, data: dict[str, Any], tell: Callable[..., Any]) -> dict[str, Any]:
         from pydantic_core import to_jsonable_python
 
-        from attnbench.harness.wire import protocol
-
-        measure: dict[type[Any], Callable[[Any, Callable[..., Any]], dict[str, Any]]] = {
-            protocol.VisitCell: self._visit,
-            protocol.Train: self._train,
-            protocol.TakeTurns: _take_turns,
-            protocol.MeasureLimits: self._limits_again,
+        module, _, name = do.rpartition(".")
+        kind = getattr(import_module(module), name)
+        measure: dict[str, Callable[[Any, Callable[..., Any]], dict[str, Any]]] = {
+            "VisitCell": self._visit,
+            "Train": self._train,
+            "TakeTurns": _take_turns,
+            "MeasureLimits": self._limits_again,
         }
-        for kind, serve in measure.items():
-            if do == kind.do:
-                return serve(kind.from_json(data), tell)
-        module, name = _ELSEWHERE[do]
-        kind = getattr(import_module(f"attnbench.harness.{module}"), name)
+        request = kind.from_json(data)
+        if name in measure:
+            return measure[name](request, tell)
         try:
-            found = kind.from_json(data).found(tell)
-            return {"found": to_jsonable_python(found, inf_nan_mode="constants")}
+            return {"found": to_jsonable_python(request.found(tell), inf_nan_mode="constants")}
         except kind.refusals as reason:
             known = next(one for one in kind.refusals if isinstance(reason, one))
             return {"refused": known.__name__, "why": str(reason)}

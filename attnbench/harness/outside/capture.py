@@ -21,7 +21,6 @@ from attnbench.models.pretrained.models import open_model
 class TakeCapture(Request[Captured]):
     """Capture of a model's layers (:func:`attnbench.models.pretrained.capture.capture`) in a file."""
 
-    do = "capture"
     refusals: ClassVar = (UsageError, Unsupported, CannotCreate, StoreError)
     model: str
     text: Path | None

@@ -24,7 +24,6 @@ from attnbench.laws.own_error import OwnError, own_error
 class HoldToLaw(Request[list[Finding]]):
     """Hold a variant to one law (:func:`attnbench.laws.check_variant`)."""
 
-    do = "laws"
     refusals: ClassVar = (Unsupported,)
     variant: str
     law: str
@@ -81,7 +80,6 @@ def _case(variant: str) -> Case:
 class AskOwnErrors(Request[dict[str, OwnError]]):
     """Measure a variant against its own formula in each data type that a model may have; ``{}`` in none."""
 
-    do = "own errors"
     refusals: ClassVar = (Unsupported,)
     variant: str
 
@@ -97,7 +95,6 @@ class AskOwnErrors(Request[dict[str, OwnError]]):
 class AskBits(Request[Answer]):
     """Ask one of :data:`attnbench.laws.bits.QUESTIONS` of a variant on a device."""
 
-    do = "bits"
     refusals: ClassVar = (Unsupported,)
     variant: str
     question: str
@@ -146,7 +143,6 @@ def bits(
 class AskModule(Request[dict[str, Any]]):
     """Ask a module one question (:data:`attnbench.laws.modules.questions.QUESTIONS`), or how it can be called."""
 
-    do = "probe"
     refusals: ClassVar = (UsageError, Unsupported)
     wanted: Probe
     question: str = ""

@@ -48,7 +48,6 @@ class Verdict:
 class HoldSetting(Request[Verdict]):
     """Hold the setting of a cell to its laws, up to the first broken one."""
 
-    do = "setting"
     cell: Cell
 
     def found(self, tell: Callable[[int, int], None]) -> dict[str, Any]:

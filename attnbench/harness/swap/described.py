@@ -43,7 +43,6 @@ class ModelFacts:
 class DescribeModel(Request[ModelFacts]):
     """Open a model, and read one window if ``timed``."""
 
-    do = "model"
     refusals: ClassVar = (UsageError, Unsupported)
     name: str
     length: int

@@ -1,6 +1,6 @@
 """The requests of the parent and the answers of the worker: one class for each, with its JSON both ways.
 
-A request is sent as ``{"do": its name, ...}``. :meth:`Request.answered` validates the answer, since a worker runs
+A request is sent as ``{"do": its class, ...}``. :meth:`Request.answered` validates the answer, since a worker runs
 foreign code, which can write anything.
 """
 
@@ -59,9 +59,13 @@ class Ready(TypedDict):
 class Request(Generic[Answer]):
     """A request to a worker; the class whose request it is has ``found``, its answer, unless the worker has it."""
 
-    do: ClassVar[str]
     refusals: ClassVar[tuple[type[AttnbenchError], ...]] = ()
     """Errors of the worker's side that :meth:`ask` raises again; any other is CellFailed."""
+
+    @property
+    def do(self) -> str:
+        """The module and the name of its class, by which the worker finds it."""
+        return f"{type(self).__module__}.{type(self).__name__}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, strings and numbers, by the names of the request's fields."""
@@ -180,7 +184,6 @@ class Outcome:
 class VisitCell(Request[Outcome]):
     """Measure one round of a cell (:func:`attnbench.harness.inside.execute.run_cell`)."""
 
-    do = "cell"
     cell: Cell
     rules: TimingRules
     round: int = 0
@@ -207,7 +210,6 @@ class VisitCell(Request[Outcome]):
 class Train(Request[Outcome]):
     """Train a cell's model and test it (:func:`attnbench.harness.wire.outcome.score_cell`)."""
 
-    do = "score"
     cell: Cell
     folder: Path
     quick: bool
@@ -251,7 +253,6 @@ class Pairs:
 class TakeTurns(Request[Pairs]):
     """Time cells in turn (:func:`attnbench.harness.inside.pairs.measure_pairs`)."""
 
-    do = "pairs"
     cells: Sequence[Cell]
     rules: TimingRules
     fewest: int
@@ -286,7 +287,6 @@ class Remeasured:
 class MeasureLimits(Request[Remeasured]):
     """Measure the machine's limits once more, and hold these rows to them."""
 
-    do = "limits"
     cells: Sequence[Cell]
     records: Sequence[Record]
 
@@ -305,7 +305,7 @@ def row_of(cell: Cell, data: dict[str, Any]) -> Record:
     return record
 
 
-_FORM = 2
+_FORM = 3
 """Incremented when messages change in another way than by their names."""
 
 
