@@ -24,7 +24,7 @@ from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.repeat import command_of
 from attnbench.harness.runner import execute
-from attnbench.harness.wire import outcome as outcomes
+from attnbench.harness.score.score import Scored
 from attnbench.harness.wire.process import environment_for
 from attnbench.harness.wire.protocol import Train, VisitCell
 from attnbench.measure.status import Status
@@ -185,12 +185,13 @@ def test_turns_tell_of_the_first_calls_of_each_cell_that_may_compile(monkeypatch
 
 
 def test_a_training_may_compile_until_its_first_step_is_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def score_cell(cell: Cell, *, tell: Callable[[int, int], None], **_: Any) -> tuple[Record, list[Any]]:
+    def score(cell: Cell, *, tell: Callable[[int, int], None], **_: Any) -> Scored:
         tell(0, 40)
         tell(7, 40)
-        return Record.of(cell, Status.OK), []
+        return Scored({}, [], [])
 
-    monkeypatch.setattr(outcomes, "score_cell", score_cell)
+    monkeypatch.setattr("attnbench.harness.score.score.score", score)
+    monkeypatch.setattr("attnbench.harness.inside.worker.keep_freed_memory", lambda: True)
     served = Served({"alone": True}, {"memory_limit_bytes": None}, [], Watch({}, [], listens=False))
     cell = Cell("s", "w", parse_spec("softmax"), Shape(seq_len=8), training=Training(steps=40, learning_rate=0.01))
     told: list[tuple[int, int, str, bool]] = []

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from attnbench.errors import AttnbenchError, said
 from attnbench.harness.wire.descendants import guard
 from attnbench.harness.wire.process import END_OF_REQUEST, Products, apply, limit_memory, window_library
-from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
+from attnbench.measure.allocator import freed_memory_returned, keep_freed_memory, return_freed_memory
 from attnbench.measure.scheduler import ask_for_cores
 from attnbench.results.sources import Changed, Watch
 from attnbench.version import __version__
@@ -160,25 +160,33 @@ class Served:
 
     def _train(self, request: Train, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.call import may_compile
-        from attnbench.harness.wire.outcome import score_cell
+        from attnbench.harness.score.score import score  # needs scipy, which a run of times need not load
+        from attnbench.harness.wire.outcome import failed
+        from attnbench.measure.status import Status
+        from attnbench.results.record import Record
+        from attnbench.text import one_line
 
         def told(done: int, of: int) -> None:
             self.watch.notice()
             first = slow and not done
             tell(done, of, "its first step" * first, first=first)
 
-        slow = may_compile(request.cell)
-        if slow and request.cell.training is not None:
-            told(0, request.cell.training.pretrain_steps + request.cell.training.steps)
-        record, points = score_cell(
-            request.cell,
-            folder=request.folder,
-            tell=told,
-            memory_limit=self.state["memory_limit_bytes"],
-            quick=request.quick,
-            keep=request.keep,
-            alone=self.settings["alone"],
-        )
+        cell, points = request.cell, list[dict[str, Any]]()
+        slow = may_compile(cell)
+        if slow and cell.training is not None:
+            told(0, cell.training.pretrain_steps + cell.training.steps)
+        if cell.device == "cpu":
+            keep_freed_memory()  # page faults cost time, and no digit depends on them
+        try:
+            scored = score(cell, folder=request.folder, tell=told, keep=request.keep, alone=self.settings["alone"])
+        except Exception as error:
+            record = failed(cell, error, quick=request.quick, memory_limit=self.state["memory_limit_bytes"])
+        else:
+            warnings = "; ".join(one_line(one.replace(";", ",")) for one in scored.warnings)
+            record = Record.of(cell, Status.OK, quick=request.quick, warnings=warnings, **scored.columns)
+            points = scored.points
+        finally:
+            gc.collect()
         return {"record": self._told(record).to_json(), "points": points}
 
     def _told(self, record: Record) -> Record:

@@ -1,16 +1,11 @@
-"""Map an exception to a cell's status, and train a cell into a record."""
+"""Map an exception to a cell's status, and to its row."""
 
 from __future__ import annotations
 
-import gc
 import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from attnbench.contract.compiled import why_not_compiled
 from attnbench.errors import AttnbenchError, Diverged, Unsupported, said
-from attnbench.measure.allocator import keep_freed_memory
 from attnbench.measure.memory import out_of_memory
 from attnbench.measure.status import Status
 from attnbench.results.record import Record
@@ -48,35 +43,3 @@ def failed(cell: Cell, error: BaseException, *, quick: bool, memory_limit: int |
     if status is not Status.UNSUPPORTED:
         traceback.print_exception(error)
     return Record.of(cell, status, reason, quick=quick)
-
-
-def score_cell(
-    cell: Cell,
-    *,
-    folder: Path | None,
-    tell: Callable[[int, int], None],
-    memory_limit: int | None = None,
-    quick: bool,
-    keep: bool = False,
-    alone: bool = False,
-) -> tuple[Record, list[dict[str, Any]]]:
-    """Train and test; return the record, and its learning curve.
-
-    Args:
-        folder: for its checkpoint; None for none.
-        keep: leave that of its end there, for other tests of this training.
-        tell: called about once a second with the steps done and all steps.
-        alone: no other cell of the run computes meanwhile.
-    """
-    from attnbench.harness.score.score import score  # needs scipy, which a run that only measures times need not load
-
-    if cell.device == "cpu":
-        keep_freed_memory()  # page faults cost time, and no digit depends on them
-    try:
-        scored = score(cell, folder=folder, tell=tell, keep=keep, alone=alone)
-    except Exception as error:
-        return failed(cell, error, quick=quick, memory_limit=memory_limit), []
-    finally:
-        gc.collect()
-    warnings = "; ".join(one_line(one.replace(";", ",")) for one in scored.warnings)
-    return Record.of(cell, Status.OK, quick=quick, warnings=warnings, **scored.columns), scored.points

@@ -208,7 +208,7 @@ class VisitCell(Request[Outcome]):
 
 @dataclass(frozen=True, slots=True)
 class Train(Request[Outcome]):
-    """Train a cell's model and test it (:func:`attnbench.harness.wire.outcome.score_cell`)."""
+    """Train a cell's model and test it (:func:`attnbench.harness.score.score.score`)."""
 
     cell: Cell
     folder: Path
