@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from attnbench.files import remove_unfinished, replace_file
 
-FORMAT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """Tensors by name, and the rest as plain data."""
-
-    tensors: Mapping[str, Tensor]
-    about: Mapping[str, Any]
+FORMAT = 3
 
 
 class Checkpoint:
-    """One file, replaced as a whole: a digest of the rest, a line of JSON, and tensors as in safetensors.
+    """One file, replaced as a whole: a digest of the rest, and tensors and plain data as torch saves them.
 
     It belongs to one cell, one torch, one state of the data.
     """
 
     def __init__(self, path: Path, owner: Mapping[str, str], *, keep: bool = False) -> None:
         """``keep``: also of the last step, and for other tests of this training."""
-        self.path, self._owner = path, {**owner, "torch": torch.__version__, "format": str(FORMAT)}
+        self.path, self._owner = path, {**owner, "torch": str(torch.__version__), "format": str(FORMAT)}
         self.keep = keep
         self.trouble = ""
         """Why it could not be written or read, for the row."""
 
-    def save(self, state: TrainingState) -> None:
+    def save(self, state: Mapping[str, Any]) -> None:
         """Write the file. A full disk costs the checkpoint, not the training."""
-        about = json.dumps({"owner": self._owner, **state.about}).encode()
-        content = about + b"\n" + save({n: t.contiguous() for n, t in state.tensors.items()})
+        file = BytesIO()
+        torch.save({"owner": self._owner, **state}, file)
+        content = file.getvalue()
         try:
             self.path.parent.mkdir(exist_ok=True)
             replace_file(self.path, _digest(content) + content)
         except OSError as error:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
-    def load(self) -> TrainingState | None:
+    def load(self) -> dict[str, Any] | None:
         """The saved state; None without a file that fits."""
         if not self.path.is_file():
             return None
@@ -60,10 +50,9 @@ class Checkpoint:
             digest, content = content[: len(_digest(b""))], content[len(_digest(b"")) :]
             if digest != _digest(content):
                 raise ValueError("not as it was written")
-            line, _, tensors = content.partition(b"\n")
-            about = json.loads(line)
-            return TrainingState(load(tensors), about) if about.pop("owner") == self._owner else None
-        except (OSError, SafetensorError, ValueError):
+            state: dict[str, Any] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+            return state if state.pop("owner") == self._owner else None
+        except (OSError, UnpicklingError, ValueError):
             self.trouble = "its checkpoint was damaged, so it began anew"
             return None
 

@@ -17,7 +17,7 @@ from torch.optim import AdamW
 from attnbench.contract.task import Examples, Task, stream_seed
 from attnbench.errors import Diverged
 from attnbench.harness.score.accuracy import answer, logits_of
-from attnbench.harness.score.checkpoint import Checkpoint, TrainingState
+from attnbench.harness.score.checkpoint import Checkpoint
 from attnbench.laws.implied import weights_of
 from attnbench.measure.energy import Meter
 from attnbench.measure.limits import synchronise
@@ -143,7 +143,7 @@ def train(
     with _random_numbers(stream_seed("dropout", stream, seed), device):
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
-            caller.restore(state.about["extra"])
+            caller.restore(state["extra"])
             meter.go_on(course.energy_j)
         due = {round(steps * (k + 1) / evaluations) for k in range(evaluations)}
         model.train()
@@ -225,32 +225,26 @@ def _random_numbers(seed: int, device: str) -> Iterator[None]:
         yield
 
 
-def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> TrainingState:
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for place, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in moments.items()}
-    tensors["random.cpu"] = torch.get_rng_state()
-    if device.startswith("cuda"):
-        tensors["random.cuda"] = torch.cuda.get_rng_state(torch.device(device))
-    return TrainingState(tensors, {"course": asdict(course), "extra": extra})
+def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> dict[str, Any]:
+    on_gpu = device.startswith("cuda")
+    return {
+        "model": model.state_dict(),
+        "moments": optimizer.state_dict()["state"],
+        "random": torch.get_rng_state(),
+        "random_on_gpu": torch.cuda.get_rng_state(torch.device(device)) if on_gpu else None,
+        "course": asdict(course),
+        "extra": extra,
+    }
 
 
-def _restored(state: TrainingState, model: nn.Module, optimizer: AdamW, device: str) -> Course:
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
-    for name, tensor in state.tensors.items():
-        part, _, rest = name.partition(".")
-        parts[part][rest] = tensor
-    model.load_state_dict(parts["model"])
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in parts["optimizer"].items():
-        place, _, what = name.partition(".")
-        moments.setdefault(int(place), {})[what] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-    torch.set_rng_state(parts["random"]["cpu"])
+def _restored(state: dict[str, Any], model: nn.Module, optimizer: AdamW, device: str) -> Course:
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state["moments"]})
+    torch.set_rng_state(state["random"])
     if device.startswith("cuda"):
-        torch.cuda.set_rng_state(parts["random"]["cuda"], torch.device(device))
-    course = Course(**state.about["course"])
-    course.points = [Evaluation(**point) for point in state.about["course"]["points"]]
+        torch.cuda.set_rng_state(state["random_on_gpu"], torch.device(device))
+    course = Course(**state["course"])
+    course.points = [Evaluation(**point) for point in state["course"]["points"]]
     return course
 
 
