@@ -13,7 +13,7 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
 from attnbench.harness.libraries import products_before
 from attnbench.harness.outside.isolation import CellFailed, Worker
-from attnbench.harness.outside.trainers import Begun, Ended, Step, at_chosen_rates, count_trainings, phases, run_all
+from attnbench.harness.outside.trainers import at_chosen_rates, count_trainings, phases, run_all
 from attnbench.harness.outside.visit import Visitor
 from attnbench.harness.plan import Plan
 from attnbench.harness.repeat import keep
@@ -247,12 +247,12 @@ class Run:
         try:
             for event in run_all(due, self.plan.settings, self.state, self._try_training, self.watcher.warned):
                 match event:
-                    case Begun(cell):
+                    case ("begun", cell):
                         at_work[cell.cell_id] = cell, now()
                         self.watcher.visiting(cell)
-                    case Step(cell, done, of):
+                    case ("step", cell, done, of):
                         self.watcher.trained(cell, done, of)
-                    case Ended(cell, outcome):
+                    case ("ended", cell, outcome):
                         self._finish(cell, outcome, at_work.pop(cell.cell_id)[1])
                         self._flush()
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,32 +24,9 @@ from attnbench.suite.shard import comparison_group
 
 THREADS = 1
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A training that runs now."""
-
-    cell: Cell
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Progress of a training."""
-
-    cell: Cell
-    done: int
-    of: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Outcome of a training."""
-
-    cell: Cell
-    outcome: Any
-
-
-Event = Begun | Step | Ended
+Event = tuple[Any, ...]
+"""A word, the cell of a training, and details: ``begun``; ``step``, the steps done and all steps; ``ended``, the
+outcome."""
 Try = Callable[[Cell, Worker, Callable[[int, int], None], bool], Any]
 """Trains a cell in a worker, and says how far it is meanwhile; at last, if other tests of this training follow."""
 
@@ -102,7 +79,7 @@ def run_all(
         worker.state, worker.warn = known.copy(), warn
 
     def tell(cell: Cell, done: int, of: int) -> None:
-        events.put(Step(cell, done, of))
+        events.put(("step", cell, done, of))
 
     def work(worker: Worker) -> None:
         try:
@@ -112,8 +89,9 @@ def run_all(
                 except IndexError:
                     break
                 for cell in of_one:
-                    events.put(Begun(cell))
-                    events.put(Ended(cell, attempt(cell, worker, partial(tell, cell), cell is not of_one[-1])))
+                    events.put(("begun", cell))
+                    outcome = attempt(cell, worker, partial(tell, cell), cell is not of_one[-1])
+                    events.put(("ended", cell, outcome))
         except BaseException as error:  # raised again where the events are read
             events.put(error)
         finally:
