@@ -12,8 +12,8 @@ import torch
 from attnbench.contract.plugins.discovery import load
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
-from attnbench.harness.inside import ceiling
-from attnbench.harness.inside.ceiling import corrected, faster_than_possible
+from attnbench.harness.inside import execute as visits
+from attnbench.harness.inside.execute import corrected, faster_than_possible
 from attnbench.harness.outside.isolation import Worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute
@@ -92,12 +92,12 @@ def test_nobody_is_accused_of_products_of_sparse_matrices(tmp_path: Path) -> Non
 
 
 def test_on_a_busy_machine_nobody_is_accused_where_no_product_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling, "matmul_rate", lambda device, dtype: 0.0)
+    monkeypatch.setattr(visits, "matmul_rate", lambda device, dtype: 0.0)
     assert faster_than_possible(cell("identity"), 10**15, 1.0) is None
 
 
 def test_a_row_is_held_to_the_fastest_products_of_any_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceiling, "matmul_rate", lambda device, dtype: 100.0 if dtype is torch.bfloat16 else 10.0)
+    monkeypatch.setattr(visits, "matmul_rate", lambda device, dtype: 100.0 if dtype is torch.bfloat16 else 10.0)
     assert faster_than_possible(cell("identity"), 399, 1.0) is None
     assert faster_than_possible(cell("identity"), 500, 1.0) == 5.0
 

@@ -24,6 +24,7 @@ from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
 from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
 from attnbench.harness.inside.launch import host_share, launch, note_work
+from attnbench.harness.inside.turns import SEEN
 from attnbench.harness.wire.outcome import Nonfinite, failed
 from attnbench.laws.exact_error import beyond_rounding, measure_error
 from attnbench.laws.own_error import measure_own_error
@@ -33,7 +34,7 @@ from attnbench.measure.cgroup import throttled_periods
 from attnbench.measure.cuda_events import CudaEvents
 from attnbench.measure.flops import Counted, count
 from attnbench.measure.laps import first_share
-from attnbench.measure.limits import Limits
+from attnbench.measure.limits import IMPOSSIBLE, Limits, matmul_rate
 from attnbench.measure.machine import throttling_warning
 from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
@@ -393,3 +394,40 @@ def add_warning(record: Record, warning: str | None) -> None:
     """Add ``warning`` to the row, unless the row has it already."""
     if warning and warning not in record.warnings:
         record.warnings = "; ".join(filter(None, (record.warnings, warning)))
+
+
+_CERTAINLY = 4.0
+"""More than this many times the best rate is impossible: some convolutions spare three quarters of the counted
+products."""
+_OF_THE_RUN = ("machine_id", "torch_version", "threads", "process", "started_at", "host")
+
+
+def corrected(record: Record, cell: Cell, limits: Limits) -> Record:
+    """The row of a timed cell, held to new limits; an error row if the cell cannot be so fast."""
+    record = replace(record)
+    hold_to_limits(record, limits)
+    flops, seconds = record.matmul_flops, record.time_median_s
+    if not flops or not seconds or (limits.peak_fraction(seconds, flops=flops, moved=0) or 0.0) <= IMPOSSIBLE:
+        return record
+    ratio = faster_than_possible(cell, flops, seconds)
+    if ratio is None:
+        add_warning(record, f"{record.peak_fraction:.2g} of the limits of this machine, which were measured twice")
+        return record
+    reason = f"faster than this machine can compute it: {ratio:.2g} times its fastest products"
+    kept = {name: getattr(record, name) for name in _OF_THE_RUN}
+    return Record.of(cell, Status.ERROR, reason, quick=record.quick, **kept)
+
+
+def faster_than_possible(cell: Cell, flops: int, seconds: float) -> float | None:
+    """The rate of ``flops`` in ``seconds`` over that of the fastest products; None if it is possible or unknown.
+
+    Only matrix products of every dtype that the cell may use inside count: a cell need not read all bytes of its
+    inputs. Sparse products are left out, since torch counts more than is computed.
+    """
+    if count(prepare(cell).on(SEEN)).sparse:
+        return None
+    halves = {torch.bfloat16} if cell.device == "cpu" else {torch.bfloat16, torch.float16}  # CPUs lack the second
+    dtypes = {getattr(torch, cell.dtype), torch.float32, *halves}
+    fastest = max(matmul_rate(cell.device, dtype) for dtype in dtypes)
+    ratio = flops / seconds / fastest if fastest else 0.0
+    return ratio if ratio > _CERTAINLY else None

@@ -197,7 +197,7 @@ class Served:
         return record
 
     def _limits_again(self, request: MeasureLimits, _: Callable[..., Any]) -> dict[str, Any]:
-        from attnbench.harness.inside.ceiling import corrected
+        from attnbench.harness.inside.execute import corrected
         from attnbench.measure.limits import faster_of
 
         limits = faster_of(self.state, _rates(self.settings))
