@@ -22,8 +22,7 @@ from attnbench.errors import Exit, UsageError
 from attnbench.harness import runner
 from attnbench.harness.compare import compare
 from attnbench.harness.compare.compare import Contest
-from attnbench.harness.compare.lead import lead
-from attnbench.harness.compare.length import measure_length
+from attnbench.harness.compare.length import lead, measure_length
 from attnbench.harness.extra_rounds import more_rounds
 from attnbench.harness.outside import interpreter
 from attnbench.harness.outside.interpreter import NEEDED, Interpreter

@@ -259,7 +259,7 @@ class TakeTurns(Request[Pairs]):
     process: int = 0
     unchecked: bool = False
     led: bool = False
-    """Another process asks for each sample (:mod:`attnbench.harness.compare.lead`)."""
+    """Another process asks for each sample (:func:`attnbench.harness.compare.length.lead`)."""
 
     def answered(self, answer: dict[str, Any]) -> Pairs:
         pairs, cells = TypeAdapter(Pairs).validate_json(json.dumps(answer)), range(len(self.cells))
