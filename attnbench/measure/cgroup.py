@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _ROOT = Path("/")
@@ -28,7 +27,7 @@ _NO_LIMIT = 2**60
 
 def cores(root: Path = _ROOT) -> float | None:
     """Cores that the groups' processor time amounts to; None without a limit."""
-    shares = [share for group in _groups("cpu", root) if (share := _share(group)) is not None]
+    shares = [share for folder, version in _groups("cpu", root) if (share := _share(folder, version)) is not None]
     return min(shares, default=None)
 
 
@@ -44,25 +43,20 @@ def free_memory_bytes(root: Path = _ROOT) -> int | None:
 
 def throttled_periods(root: Path = _ROOT) -> int:
     """Number of periods in which the groups have waited for processor time."""
-    return sum(_field(group.path / "cpu.stat", "nr_throttled") for group in _groups("cpu", root))
+    return sum(_field(folder / "cpu.stat", "nr_throttled") for folder, _ in _groups("cpu", root))
 
 
 def oom_kills(root: Path = _ROOT) -> int:
     """A count that rises with each process killed for lack of memory, also without a limit; 0 if the kernel does not
     say."""
     counts = [(root / "proc/vmstat")]
-    for group in _groups("memory", root):
-        counts.append(group.path / ("memory.events" if group.version == 2 else "memory.oom_control"))
+    for folder, version in _groups("memory", root):
+        counts.append(folder / ("memory.events" if version == 2 else "memory.oom_control"))
     return sum(_field(path, "oom_kill") for path in counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _ControlGroup:
-    path: Path
-    version: int
-
-
-def _groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
+def _groups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """Folder and version of each group, from the innermost outwards."""
     for version, top, within, controllers in _trees(root):
         if version == 1 and controller not in controllers:
             continue
@@ -71,7 +65,7 @@ def _groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
             continue
         below = own.relative_to(within) if own.is_relative_to(within) else PurePosixPath()
         for part in (below, *below.parents):
-            yield _ControlGroup(top / part, version)
+            yield top / part, version
 
 
 def _trees(root: Path) -> Iterator[tuple[int, Path, PurePosixPath, list[str]]]:
@@ -94,23 +88,23 @@ def _own_group(version: int, controller: str, root: Path) -> PurePosixPath | Non
     return None
 
 
-def _share(group: _ControlGroup) -> float | None:
+def _share(folder: Path, version: int) -> float | None:
     with suppress(ValueError):
-        if group.version == 2:
-            quota, period = map(float, text_of(group.path / "cpu.max").split())
+        if version == 2:
+            quota, period = map(float, text_of(folder / "cpu.max").split())
         else:
-            quota, period = (float(text_of(group.path / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
+            quota, period = (float(text_of(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
         if quota > 0 and period > 0:
             return quota / period
     return None
 
 
 def _memory(root: Path) -> Iterator[tuple[int, int]]:
-    for group in _groups("memory", root):
-        limit, used = ("max", "current") if group.version == 2 else ("limit_in_bytes", "usage_in_bytes")
-        allowed, taken = (text_of(group.path / f"memory.{name}").strip() for name in (limit, used))
+    for folder, version in _groups("memory", root):
+        limit, used = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        allowed, taken = (text_of(folder / f"memory.{name}").strip() for name in (limit, used))
         if allowed.isdigit() and int(allowed) < _NO_LIMIT:
-            cached = _field(group.path / "memory.stat", "inactive_file")
+            cached = _field(folder / "memory.stat", "inactive_file")
             yield int(allowed), int(taken) - cached if taken.isdigit() else 0
 
 
