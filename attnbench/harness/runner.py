@@ -204,23 +204,17 @@ class Run:
     def _visits(self, go: int, side: int) -> Iterator[tuple[int, ...]]:
         for round_ in range(self.plan.rules.rounds):
             yield go, round_, -1, side
-            self._begin_round(round_)
             due = {cell.cell_id for cell in self.rows.due(round_)}
+            if round_ and due:
+                # A fresh process: memory addresses change the speed of one by some percent for its life, and in one
+                # process no interval could show it.
+                self._flush()
+                self.worker.stop()
             for place, cell in enumerate(self.plan.in_order(round_) if due else ()):
                 if cell.cell_id in due:
                     yield go, round_, place, (side + place + round_) % 2  # none is always the first
                     self._visit(cell, round_)
         self._flush()
-
-    def _begin_round(self, round_: int) -> None:
-        """Give each round a fresh process.
-
-        Memory addresses change a process's speed by some percent for its life. In one process no interval could show
-        it.
-        """
-        if round_ and self.rows.due(round_):
-            self._flush()
-            self.worker.stop()
 
     def _hold_to_limits(self) -> None:
         timed, impossible = self.rows.beyond_limits()
