@@ -222,15 +222,15 @@ class Run:
             return
         request = MeasureLimits(timed, [self.rows.records[cell.cell_id] for cell in timed])
         try:
-            found = request.ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
+            limits, records = request.ask(self.worker, (1 + impossible) * self.plan.options.cell_timeout)
         except CellFailed as failed:
             self.watcher.warned(f"the limits of the machine could not be measured again: {failed.reason}")
             return
-        self.state = cast(Ready, {**self.state, **found.limits})
-        self.folder.correct(found.limits)
+        self.state = cast(Ready, {**self.state, **limits})
+        self.folder.correct(limits)
         were = "1 row was" if impossible == 1 else f"{impossible} rows were"
         self.watcher.warned(f"{were} faster than the limits of the machine, so these are measured again")
-        self.rows.correct(found.records)
+        self.rows.correct(records)
 
     def _train(self, cells: Sequence[Cell]) -> None:
         due = [cell for cell in cells if cell.cell_id not in self.rows.records]

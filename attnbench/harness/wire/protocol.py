@@ -275,24 +275,18 @@ class TakeTurns(Request[Pairs]):
 
 
 @dataclass(frozen=True, slots=True)
-class Remeasured:
-    """The machine's limits, measured once more."""
+class MeasureLimits(Request[tuple[dict[str, Any], list[Record]]]):
+    """Measure the machine's limits once more, and hold these rows to them.
 
-    limits: dict[str, Any]
-    """``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`."""
-    records: list[Record]
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureLimits(Request[Remeasured]):
-    """Measure the machine's limits once more, and hold these rows to them."""
+    The answer is ``matmul_rate``, ``exp_rate`` and ``copy_rates``, as in :class:`Ready`, and the rows.
+    """
 
     cells: Sequence[Cell]
     records: Sequence[Record]
 
-    def answered(self, answer: dict[str, Any]) -> Remeasured:
+    def answered(self, answer: dict[str, Any]) -> tuple[dict[str, Any], list[Record]]:
         rows = zip(self.cells, answer["rows"], strict=True)
-        return Remeasured(dict(answer["limits"]), [row_of(cell, row) for cell, row in rows])
+        return dict(answer["limits"]), [row_of(cell, row) for cell, row in rows]
 
 
 def row_of(cell: Cell, data: dict[str, Any]) -> Record:
