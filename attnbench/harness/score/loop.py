@@ -140,7 +140,8 @@ def train(
         model.parameters(), lr=rules.learning_rate, betas=BETAS, weight_decay=rules.weight_decay, fused=True
     )
     course = Course()
-    with _random_numbers(stream_seed("dropout", stream, seed), device):
+    with torch.random.fork_rng(devices=[torch.device(device)] if device.startswith("cuda") else []):
+        torch.manual_seed(stream_seed("dropout", stream, seed))
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
             caller.restore(state["extra"])
@@ -215,14 +216,6 @@ def _now(device: str) -> float:
     """Processor seconds of this process; on a GPU seconds of the clock, once it has done its work so far."""
     synchronise(device)
     return time.process_time() if device == "cpu" else time.perf_counter()
-
-
-@contextmanager
-def _random_numbers(seed: int, device: str) -> Iterator[None]:
-    devices = [torch.device(device)] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield
 
 
 def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> dict[str, Any]:
