@@ -25,8 +25,7 @@ from attnbench.contract.task import NO_LABEL, Examples, Task, make_task, stream_
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import BrokenContract, Diverged, Unsupported, UsageError
 from attnbench.harness.score.accuracy import Answers, answer, chance
-from attnbench.harness.score.checkpoint import Checkpoint
-from attnbench.harness.score.loop import TELL, Caller, Course, Lesson, Loss, train
+from attnbench.harness.score.loop import TELL, Caller, Checkpoint, Course, Lesson, Loss, train
 from attnbench.laws.exact_error import measure_error
 from attnbench.measure.energy import Meter, energy_counters
 from attnbench.measure.memory import state_bytes

@@ -15,7 +15,7 @@ from attnbench.contract.task import make_task
 from attnbench.errors import Unsupported
 from attnbench.harness.score import score as module
 from attnbench.harness.score.accuracy import answer
-from attnbench.harness.score.checkpoint import Checkpoint
+from attnbench.harness.score.loop import Checkpoint
 from attnbench.harness.score.score import score
 from attnbench.models.encoder import Encoder
 from attnbench.suite.cell import Cell, ModelSize

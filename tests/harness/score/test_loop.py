@@ -14,8 +14,7 @@ from attnbench.contract.spec import Spec
 from attnbench.contract.task import Examples, Split
 from attnbench.errors import Diverged
 from attnbench.harness.score import loop
-from attnbench.harness.score.checkpoint import Checkpoint
-from attnbench.harness.score.loop import Caller, Course, Lesson, share_of_rate, train
+from attnbench.harness.score.loop import Caller, Checkpoint, Course, Lesson, share_of_rate, train
 from attnbench.harness.score.score import Filling, filling_loss
 from attnbench.measure.energy import Counter, Meter
 from attnbench.models.encoder import Encoder
@@ -131,7 +130,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_training(tmp_path: Path, m
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("attnbench.harness.score.checkpoint.replace_file", full)
+    monkeypatch.setattr("attnbench.harness.score.loop.replace_file", full)
     aside = Checkpoint(tmp_path / "c.safetensors", OWNER)
     assert trained(encoder(), checkpoint=aside).step == RULES.steps
     assert aside.trouble == "no checkpoint could be written: No space left on device"
