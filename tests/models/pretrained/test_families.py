@@ -18,7 +18,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.swap import described
-from attnbench.harness.swap.tune import Pupil
+from attnbench.harness.swap.loss import Pupil
 from attnbench.models.pretrained import pretrained_cell as cells
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, calls_of, put_into, session

@@ -8,7 +8,7 @@ import torch
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Diverged, Unsupported
-from attnbench.harness.swap.tune import Pupil, PupilTraining
+from attnbench.harness.swap.loss import Pupil, PupilTraining
 from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.evaluate import layer_errors
 from attnbench.models.pretrained.models import Trees
