@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ def _moved_by_softmax(untouched: Cell) -> float:
     found = evaluate(subject, _operators(untouched, subject), baseline, untouched.device)
     if found.losses is None or baseline.losses is None:
         return found.hidden_error
-    return abs(_mean(found.losses) - _mean(baseline.losses))
+    return abs(fmean(found.losses) - fmean(baseline.losses))
 
 
 _moved = Recent(_moved_by_softmax, 1)
@@ -189,18 +190,14 @@ def _of_losses(losses: list[float] | None, baseline: Baseline) -> dict[str, Any]
     low, high = median_interval(deltas) or (None, None)
     right = [one.answered.right for one in baseline.originals if one.answered is not None]
     return {
-        "loss": _mean(losses),
-        "loss_base": _mean(before),
+        "loss": fmean(losses),
+        "loss_base": fmean(before),
         "loss_delta": median(deltas),
         "loss_delta_low": low,
         "loss_delta_high": high,
         "accuracy_base": sum(right) / baseline.asked if right and baseline.asked else None,
         "window_losses": json.dumps(losses),
     }
-
-
-def _mean(losses: list[float]) -> float:
-    return math.fsum(losses) / len(losses)
 
 
 def _finite(value: Any) -> Any:
