@@ -1,13 +1,13 @@
-"""Turn a suite into a run folder: order, rounds, resuming, and a row for everything that fails."""
+"""Turn a suite into a run folder: order, rounds, resuming, and a row for everything that fails. Add rounds to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from heapq import merge
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from attnbench.errors import StoreError, UsageError
 from attnbench.files import make_folder
@@ -15,19 +15,21 @@ from attnbench.harness.libraries import products_before
 from attnbench.harness.outside.isolation import CellFailed, Worker
 from attnbench.harness.outside.trainers import at_chosen_rates, count_trainings, phases, run_all
 from attnbench.harness.outside.visit import Visitor
-from attnbench.harness.plan import Plan
-from attnbench.harness.repeat import keep
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.repeat import keep, time_limits_of
 from attnbench.harness.rows import Rows, find_folder, new_folder, now, take_over
 from attnbench.harness.run_identity import identity
+from attnbench.harness.trial import load_all
 from attnbench.harness.wire.process import Products
 from attnbench.harness.wire.protocol import MeasureLimits, Outcome, Ready, Train
 from attnbench.measure.machine import load_warning, machine_id, thread_warnings
 from attnbench.measure.status import Status
+from attnbench.measure.time import TimingRules
 from attnbench.results.lock import held
 from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.record import Record
-from attnbench.results.store import CHECKPOINTS, RunFolder
-from attnbench.suite.cell import Cell
+from attnbench.results.store import CHECKPOINTS, SUITE, RunFolder
+from attnbench.suite.cell import METHOD_VERSION, Cell
 from attnbench.text import quantity, without_secrets
 
 
@@ -294,3 +296,73 @@ class Run:
         self.note_sources()
         self.rows.put(cell, outcome.record, self.state, started_at)
         self._pending = outcome
+
+
+_SAME = ("method_version", "machine_id", "threads", "process", "variables", "input_files", "plugins")
+"""Facts of a run's identity that must be equal today; its cells and rules are its own."""
+
+
+def more_rounds(
+    path: Path,
+    cells: Collection[str],
+    rounds: int,
+    *,
+    plugins: Sequence[str] = (),
+    watcher: Watcher | None = None,
+) -> None:
+    """Visit each of ``cells``, by id, ``rounds`` times more, for as long as each earlier visit took.
+
+    Each round has a fresh process and the reversed order of an earlier one, that of the last one first. The worker uses
+    the libraries, rates and time limits with which the run began.
+
+    Raises UsageError if the run cannot go on here, StoreError and its kinds or CorruptResults for its folder.
+    """
+    folder = RunFolder(path)
+    environment = folder.environment
+    rules = environment.get("rules")
+    if environment.get("method_version") != METHOD_VERSION or not isinstance(rules, dict):
+        raise UsageError(f"{path}: measured by another version, so it cannot go on; measure it again")
+    if BESIDE in environment:
+        raise UsageError(f"{path}: measured in turn with another environment; measure both again with more --rounds")
+    for doubt in folder.doubts():
+        raise UsageError(doubt)
+    load_all(plugins)
+    plan = _as_planned(folder, environment, TimingRules(**rules), plugins)
+    counts = {id_: row.time_rounds or 0 for id_, row in folder.records().items() if id_ in cells}
+    with Worker(plan.settings) as worker:
+        worker.state = cast("Ready", {name: environment[name] for name in Ready.__annotations__ if name in environment})
+        here = machine_id("cpu") if plan.settings.device == "cpu" else worker.start()["machine_id"]
+        facts = identity(plan, here)
+        if differ := ", ".join(name for name in _SAME if environment.get(name) != facts[name]):
+            raise UsageError(f"{path}: cannot go on here, with other {differ}; measure it again, without --confirm")
+        for visited in sorted(set(counts.values())):
+            only = frozenset(id_ for id_, count in counts.items() if count == visited)
+            rules = _stretched(plan.rules, visited + rounds)
+            go_on(replace(plan, only=only, mirror=visited, rules=rules), folder, worker, watcher)
+
+
+def _as_planned(folder: RunFolder, environment: Mapping[str, Any], rules: TimingRules, plugins: Sequence[str]) -> Plan:
+    options = Options(
+        device=environment["environment"]["device"],
+        plugins=tuple(plugins),
+        threads=environment["threads"],
+        process=environment["process"],
+        memory_limit=environment.get("memory_limit_bytes"),
+        quick=rules.quick,
+        **time_limits_of(environment),
+    )
+    return replace(make_plan(folder.path / SUITE, options), rules=rules)
+
+
+def _stretched(rules: TimingRules, rounds: int) -> TimingRules:
+    """Rules for ``rounds`` more visits: their amounts are for all rounds together."""
+    more = rounds / rules.rounds
+    return replace(
+        rules,
+        rounds=rounds,
+        min_time=rules.min_time * more,
+        max_time=rules.max_time * more,
+        warmup_time=rules.warmup_time * more,
+        min_samples=round(rules.min_samples * more),
+        max_samples=round(rules.max_samples * more),
+    )

@@ -181,7 +181,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
                     taken = [{"seconds": AGAIN * (1 + 1e-3 * round_), "calls": 1} for _ in range(8)]
                     folder.append("samples.jsonl", [{"cell_id": cell_id, "round": round_, "samples": taken}])
 
-    monkeypatch.setattr("attnbench.harness.extra_rounds.more_rounds", more_rounds)
+    monkeypatch.setattr("attnbench.harness.runner.more_rounds", more_rounds)
     return asked
 
 

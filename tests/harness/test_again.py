@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.harness import extra_rounds as again
 from attnbench.harness import runner
-from attnbench.harness.extra_rounds import more_rounds
 from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.repeat import time_limits_of
+from attnbench.harness.runner import more_rounds
 from attnbench.measure.status import Status
 from attnbench.measure.time import Sample, TimingRules, summarise
 from attnbench.results.read import read_results
@@ -63,9 +62,8 @@ class Worker(Instant):
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Worker, "seconds", 1.0)
     monkeypatch.setattr(HoldSetting, "ask", lambda *_, **__: Verdict(HELD))
-    for module in (runner, again):
-        monkeypatch.setattr(module, "Worker", Worker)
-        monkeypatch.setattr(module, "machine_id", lambda device: "m")
+    monkeypatch.setattr(runner, "Worker", Worker)
+    monkeypatch.setattr(runner, "machine_id", lambda device: "m")
     monkeypatch.setattr(runner, "load_warning", lambda: None)
 
 
@@ -200,7 +198,7 @@ def test_a_run_that_could_not_be_repeated_here_is_left_as_it_is(
         ):
             more_rounds(path, [row.cell_id], 1)
     with monkeypatch.context() as other:
-        other.setattr(again, "machine_id", lambda device: "another")
+        other.setattr(runner, "machine_id", lambda device: "another")
         with pytest.raises(UsageError, match="with other machine_id"):
             more_rounds(path, [row.cell_id], 1)
     (path / SUITE).write_text("name: t\n")

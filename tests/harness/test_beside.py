@@ -23,13 +23,12 @@ from attnbench.harness import runner
 from attnbench.harness.compare import compare
 from attnbench.harness.compare.compare import Contest
 from attnbench.harness.compare.length import lead, measure_length
-from attnbench.harness.extra_rounds import more_rounds
 from attnbench.harness.outside import interpreter
 from attnbench.harness.outside.interpreter import NEEDED, Interpreter
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker, WorkerFailed
 from attnbench.harness.outside.visit import HoldSetting, Verdict
 from attnbench.harness.plan import Options, make_plan
-from attnbench.harness.runner import execute_beside
+from attnbench.harness.runner import execute_beside, more_rounds
 from attnbench.harness.wire import protocol
 from attnbench.harness.wire.protocol import TakeTurns
 from attnbench.measure.status import Status

@@ -310,10 +310,10 @@ def confirm(
     As in ``compare``, the first look only chooses what more processes measure, and the interval over all of them
     decides. A cell is slower only if the new rounds alone are too, on average.
 
-    Raises UsageError as :func:`attnbench.harness.extra_rounds.more_rounds`, StoreError and its kinds, and
+    Raises UsageError as :func:`attnbench.harness.runner.more_rounds`, StoreError and its kinds, and
     CorruptResults.
     """
-    from attnbench.harness.extra_rounds import more_rounds
+    from attnbench.harness.runner import more_rounds
 
     divisor = first.question.relative_to if first.unit == "s" else first.unit
     beside = [row.cell_id for row in new.rows.values() if divisor and row.time_median_s and _is(row, divisor)]
