@@ -51,7 +51,7 @@ _LATE = (
     *(
         f"attnbench.harness.{name}"
         for name in (
-            *("compare.compare", "inside.execute", "outside.law_requests", "wire.protocol", "wire.outcome", "runner"),
+            *("compare.compare", "inside.execute", "outside.law_requests", "wire.protocol", "runner"),
             "inside.traces",
         )
     ),

@@ -19,9 +19,9 @@ from attnbench.contract.inputs import draw_sizes
 from attnbench.contract.task import Examples, Form
 from attnbench.errors import AttnbenchError
 from attnbench.harness.inside.call import Trained, first_examples, prepare
+from attnbench.harness.inside.execute import status_of
 from attnbench.harness.outside.trainers import at_once
 from attnbench.harness.plan import Plan
-from attnbench.harness.wire.outcome import status_of
 from attnbench.measure.flops import STEPS, Prediction, move_fake, predict
 from attnbench.measure.machine import devices, machine_id
 from attnbench.models.encoder import Block, in_turn

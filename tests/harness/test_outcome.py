@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnbench.errors import BrokenContract, Unsupported, UsageError
-from attnbench.harness.wire.outcome import Nonfinite, status_of
+from attnbench.harness.inside.execute import Nonfinite, status_of
 from attnbench.measure import memory
 from attnbench.measure.status import Status
 

@@ -8,9 +8,9 @@ import torch
 
 from attnbench.contract.plugins.discovery import load
 from attnbench.harness.inside import worker
+from attnbench.harness.inside.execute import status_of
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.runner import execute
-from attnbench.harness.wire.outcome import status_of
 from attnbench.measure.status import Status
 from attnbench.results.sources import Watch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,16 +17,15 @@ import torch
 from torch import nn
 
 from attnbench.catalogue.engines.forms import passed_over
-from attnbench.contract.compiled import compiling, find_instructions, whole
+from attnbench.contract.compiled import compiling, find_instructions, whole, why_not_compiled
 from attnbench.contract.inputs import doubt
 from attnbench.contract.problem.padding import real_tokens
 from attnbench.contract.problem.reference import relative_error
-from attnbench.errors import AttnbenchError, BrokenContract, Unsupported
+from attnbench.errors import AttnbenchError, BrokenContract, Diverged, Unsupported, said
 from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
 from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_earlier, hold_to_unseen, look, tensors
 from attnbench.harness.inside.launch import host_share, launch, note_work
 from attnbench.harness.inside.turns import SEEN
-from attnbench.harness.wire.outcome import Nonfinite, failed
 from attnbench.laws.exact_error import beyond_rounding, measure_error
 from attnbench.laws.own_error import measure_own_error
 from attnbench.measure.allocator import freed_memory_returned, return_freed_memory
@@ -36,7 +36,7 @@ from attnbench.measure.flops import Counted, count
 from attnbench.measure.laps import first_share
 from attnbench.measure.limits import IMPOSSIBLE, Limits, matmul_rate
 from attnbench.measure.machine import throttling_warning
-from attnbench.measure.memory import UNSURE, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
+from attnbench.measure.memory import UNSURE, out_of_memory, peak_resident_bytes, peak_tensor_bytes, tensor_bytes
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import median
 from attnbench.measure.status import Status
@@ -52,6 +52,37 @@ if TYPE_CHECKING:
     from attnbench.harness.wire.protocol import VisitCell
 
 NOT_MEASURED = Limits()
+
+
+class Nonfinite(Exception):  # an outcome of the cell, not an error of ours
+    """A result holds NaN or infinity."""
+
+
+def status_of(error: BaseException, memory_limit: int | None = None) -> tuple[Status, str]:
+    """The status of an exception, and its reason in one line; ``memory_limit``, bytes, is stated if memory ran out."""
+    if isinstance(error, Unsupported):
+        return Status.UNSUPPORTED, one_line(str(error))
+    if isinstance(error, Nonfinite | Diverged):
+        return Status.NONFINITE, one_line(str(error))
+    short = out_of_memory(error)
+    if short is not None:
+        return Status.OOM, short + (f"; limit {format_bytes(memory_limit)}" if memory_limit else "")
+    uncompiled = why_not_compiled(error)
+    if uncompiled:
+        return Status.UNSUPPORTED, one_line(uncompiled)
+    text = str(error) if isinstance(error, AttnbenchError) else said(error)
+    return Status.ERROR, one_line(text)
+
+
+def failed(cell: Cell, error: BaseException, *, quick: bool, memory_limit: int | None = None) -> Record:
+    """The row of a cell that raised ``error``, with a traceback on stderr unless it is only unsupported.
+
+    ``memory_limit``: bytes, for the reason.
+    """
+    status, reason = status_of(error, memory_limit)
+    if status is not Status.UNSUPPORTED:
+        traceback.print_exception(error)
+    return Record.of(cell, status, reason, quick=quick)
 
 
 def stopwatch(device: str) -> Stopwatch:

@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from attnbench.harness.inside.call import Call, always_compiled, held_to_formula, may_compile, prepare
-from attnbench.harness.inside.execute import stopwatch
+from attnbench.harness.inside.execute import status_of, stopwatch
 from attnbench.harness.inside.fresh_inputs import Look, hold_to, hold_to_unseen, look
 from attnbench.harness.inside.launch import EAGER, Launch, launch
 from attnbench.harness.inside.turns import SEEN
-from attnbench.harness.wire.outcome import status_of
 from attnbench.harness.wire.protocol import Pairs
 from attnbench.measure.card import Card
 from attnbench.measure.machine import NOISY, OtherLoad

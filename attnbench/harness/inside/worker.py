@@ -160,8 +160,8 @@ class Served:
 
     def _train(self, request: Train, tell: Callable[..., Any]) -> dict[str, Any]:
         from attnbench.harness.inside.call import may_compile
+        from attnbench.harness.inside.execute import failed
         from attnbench.harness.score.score import score  # needs scipy, which a run of times need not load
-        from attnbench.harness.wire.outcome import failed
         from attnbench.measure.status import Status
         from attnbench.results.record import Record
         from attnbench.text import one_line
