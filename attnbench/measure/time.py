@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from attnbench.measure.scheduler import CLOSE_OTHERS
 from attnbench.measure.standstill import Moment, Standstill
 from attnbench.measure.statistics import FEWEST, interquartile_range, interval_of_visit, interval_over_rounds, median
 from attnbench.measure.stopwatch import ClockError, Stopwatch, WallClock
@@ -43,6 +42,8 @@ FELL = 0.03
 """Share by which a card's clock may stand below the highest beside the samples of a cell."""
 THROTTLES = {0x4: "power cap", 0x8: "slowdown by hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 """NVML's bits of throttling, and their words, without those for an idle card and chosen clocks."""
+
+CLOSE_OTHERS = "close other programs and give the same command again, or measure with fewer --threads"
 
 
 @dataclass(frozen=True, slots=True)

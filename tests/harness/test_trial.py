@@ -14,7 +14,7 @@ from attnbench.cli.app import main
 from attnbench.contract.plugins.foreign import module_name
 from attnbench.errors import Exit, UsageError
 from attnbench.harness import trial
-from attnbench.measure.scheduler import run_delays
+from attnbench.measure.standstill import run_delays
 
 MODULE = "import torch\nclass Mine(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.measure import scheduler
+from attnbench.measure import standstill
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def test_the_run_delay_of_a_thread_is_the_second_number_of_the_scheduler(
     (tmp_path / "42/task/7").mkdir(parents=True)
     if text is not None:
         (tmp_path / "42/task/7/schedstat").write_text(text)
-    monkeypatch.setattr(scheduler, "_PROCESSES", tmp_path)
-    assert scheduler.run_delays(42) == delays
-    assert scheduler.run_delays() == {}
+    monkeypatch.setattr(standstill, "_PROCESSES", tmp_path)
+    assert standstill.run_delays(42) == delays
+    assert standstill.run_delays() == {}
 
 
 RANKED = """
 import os
-from attnbench.measure.scheduler import ask_for_cores
+from attnbench.harness.inside.worker import ask_for_cores
 {before}
 ask_for_cores()
 print(os.getpriority(os.PRIO_PROCESS, 0), *open("/proc/self/autogroup").read().split()[-1:])

@@ -16,9 +16,8 @@ from attnbench.contract.variant import VARIANTS
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.wire.process import choose_products
 from attnbench.harness.wire.protocol import Outcome, Request, Train, VisitCell
-from attnbench.measure.scheduler import CLOSE_OTHERS
 from attnbench.measure.status import Status
-from attnbench.measure.time import TimingRules
+from attnbench.measure.time import CLOSE_OTHERS, TimingRules
 from attnbench.results.record import HELD, NOT_TRIED, UNCHECKED, Record, with_traces
 from attnbench.suite.cell import UNTOUCHED, Cell
 from attnbench.text import one_line

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from attnbench.measure.scheduler import run_delays
+from attnbench.measure.standstill import run_delays
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _AWAITED = (signal.SIGCHLD, signal.SIGTERM)
