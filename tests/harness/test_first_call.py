@@ -19,7 +19,7 @@ from attnbench.harness.inside import execute as visits
 from attnbench.harness.inside import pairs
 from attnbench.harness.inside.call import may_compile
 from attnbench.harness.inside.worker import Served
-from attnbench.harness.outside import isolation, replies
+from attnbench.harness.outside import isolation
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
 from attnbench.harness.plan import Options, make_plan
 from attnbench.harness.repeat import command_of
@@ -48,7 +48,7 @@ def measure(
     """Measures a variant whose first call for a length takes 1.6 s in each process, as if kernels were compiled."""
     monkeypatch.setattr(visits, "may_compile", lambda cell: True)
     monkeypatch.setattr(isolation, "SOON", 0.4)
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\nsweeps: [{name: w, measure: [time], matrix: {variant: bad-first, seq_len: [8, 16]}}]\n")
     load(PLUGIN)
@@ -121,7 +121,7 @@ def test_the_limit_of_a_request_leaves_first_calls_out_which_have_their_own(
     life = 'import sys, time\nsys.stdin.readline()\nprint("{}", flush=True)\nsys.stdin.readline()\n'
     life += PART.format(0, "its first calls", ', "first": true') + PART.format(2.0 if ends else 60, "its turns", "")
     stand_in(tmp_path, monkeypatch, GUARDED + life + 'print("{}", flush=True)\nsys.stdin.readline()')
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     monkeypatch.setattr(isolation, "SOON", 0.5)
     parts: list[str] = []
     told = (lambda progress: parts.append(progress["at"])) if each else None

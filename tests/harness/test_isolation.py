@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnbench.harness import runner
-from attnbench.harness.outside import isolation, replies
+from attnbench.harness.outside import isolation
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker, WorkerFailed
 from attnbench.harness.plan import Options, Plan, make_plan
 from attnbench.harness.runner import Watcher, execute
@@ -128,7 +128,7 @@ def test_a_limit_holds_for_each_part_of_a_visit_or_for_all_and_the_part_is_told(
     part = 'time.sleep(0.6); print(\'{"progress": {"at": "its error"}}\', flush=True)\n'
     life = f'import sys, time\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{part * 4}'
     stand_in(tmp_path, monkeypatch, GUARDED + life + "time.sleep(60)")
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     parts: list[object] = []
     with Worker(Settings()) as worker:
         worker.start()
@@ -184,7 +184,7 @@ def test_a_death_at_a_request_is_told_and_the_next_request_has_a_new_process(
 ) -> None:
     life = f'import sys\nsys.stdin.readline()\nprint("{{}}", flush=True)\nsys.stdin.readline()\n{at_the_request}\n'
     stand_in(tmp_path, monkeypatch, life if at_the_request == HIDDEN_DEATH else GUARDED + life, ANSWER)
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     with Worker(Settings()) as worker:
         worker.start()
         with pytest.raises(CellFailed) as failed:
@@ -205,7 +205,7 @@ def test_a_late_process_that_waited_for_a_core_says_so_by_its_waits_since_the_li
     before = [0.0, 0.0, *([3.0] if told or first else [])]  # as it is set up, at the request, at the message
     waits = iter([*before, before[-1] + waited])
     monkeypatch.setattr(isolation, "seconds_waited", lambda pid: {"a thread": next(waits)})
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     with Worker(Settings(first_call_timeout=1.0)) as worker:
         worker.start()
         with pytest.raises(CellFailed) as failed:
@@ -285,7 +285,7 @@ def test_a_process_that_got_away_holds_nothing_up(tmp_path: Path, monkeypatch: p
         f"import sys\nsys.stdin.readline()\nprint({{}}, flush=True)\nsys.stdin.readline()\n{life}",
         ANSWER,
     )
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     with Worker(Settings()) as worker:
         worker.start()
         started = time.monotonic()
@@ -421,7 +421,7 @@ def test_a_process_that_was_stopped_ends_all_the_same(
 
 def test_a_process_that_nothing_ends_is_told_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "PATIENCE", 0.2)
-    monkeypatch.setattr(replies, "_LEFT", 0.2)
+    monkeypatch.setattr(isolation, "_LEFT", 0.2)
     stand_in(tmp_path, monkeypatch, ANSWER)
     worker = Worker(Settings())
     worker.start()
@@ -448,7 +448,7 @@ def test_a_stop_of_the_command_that_is_longer_than_the_limit_is_no_timeout_of_th
         "import time\nsys.stdin.readline(); print('{}', flush=True)\nsys.stdin.readline(); open('asked', 'w').close()\n"
     )
     stand_in(tmp_path, monkeypatch, f"import sys\n{life}time.sleep(2.5); print('{{}}', flush=True); sys.stdin.read()")
-    monkeypatch.setattr(replies, "_SLICE", 0.2)
+    monkeypatch.setattr(isolation, "_SLICE", 0.2)
     command = os.fork()
     if not command:
         try:

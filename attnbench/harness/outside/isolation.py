@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from attnbench.errors import AttnbenchError, Exit
 from attnbench.harness.outside.interpreter import WORKER, Interpreter
-from attnbench.harness.outside.replies import Replies
 from attnbench.harness.wire.descendants import end_all, end_left_behind, seconds_used, seconds_waited
-from attnbench.harness.wire.process import Process, Products, environment_for
+from attnbench.harness.wire.process import END_OF_REQUEST, Process, Products, environment_for
 from attnbench.measure.cgroup import oom_kills
 from attnbench.measure.machine import CORES
 from attnbench.measure.status import FIRST_CALL, Status
 from attnbench.results.sources import Changed
-from attnbench.text import one_line
+from attnbench.text import one_line, without_secrets
 
 if TYPE_CHECKING:
     from attnbench.harness.wire.protocol import Ready
@@ -36,6 +38,12 @@ SOON = 2.0
 _LONG_WAIT = 0.25
 PATIENCE = 5.0
 """Seconds for a process to end when asked, when killed, and once its output is closed; much memory takes a while."""
+
+_TAIL_LINES = 40
+_SLICE = 1.0
+"""Seconds between checks for a standstill of this process, and for the end of the other."""
+_LEFT = 1.0
+"""Seconds to read the rest of an ended process's pipes."""
 
 
 class WorkerFailed(AttnbenchError):
@@ -366,6 +374,81 @@ def _has_ended(process: subprocess.Popen[str]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+class Replies:
+    """The lines of one process, read by threads that close their pipes, since an escaped process may hold the other
+    end."""
+
+    def __init__(self) -> None:
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        """The last lines of stderr, which stay when the process has ended."""
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._all_read = threading.Event()
+        """Set when stderr is read up to the end of the last request."""
+        self._readers: list[threading.Thread] = []
+
+    def listen(self, process: subprocess.Popen[str]) -> None:
+        """Read the output of the process until it ends."""
+        self._process = process
+        self._readers = [
+            threading.Thread(target=_read_answers, args=(process.stdout, self._answers), daemon=True),
+            threading.Thread(target=_read_tail, args=(process.stderr, self.tail, self._all_read), daemon=True),
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def forget(self) -> None:
+        """Forget the messages on stderr, before the next request."""
+        self.tail.clear()
+        self._all_read.clear()
+
+    def said(self) -> list[str]:
+        """The last lines that the last request wrote to stderr."""
+        self._all_read.wait(timeout=1)  # the process may have closed it
+        return list(self.tail)
+
+    def answer(self, timeout: float) -> str | None:
+        """The next answer; None once the process has ended, even if a child still holds its end of the pipe.
+
+        Waits in slices, since on Windows a signal interrupts the main thread only between them. A slice during a stop
+        of this process counts for at most twice its length. Raises TimeoutError after ``timeout`` seconds.
+        """
+        assert self._process is not None
+        left = timeout
+        while True:
+            part, began = min(_SLICE, left), monotonic()
+            try:
+                return self._answers.get(timeout=part)
+            except queue.Empty:
+                left -= min(monotonic() - began, 2 * part)
+                if left <= 1e-3:
+                    raise TimeoutError from None
+                if self._process.poll() is not None and self._answers.empty():
+                    return None
+
+    def close(self) -> None:
+        """Let the threads read the rest, which is all unless another process holds the other end."""
+        end = monotonic() + _LEFT
+        for reader in self._readers:
+            reader.join(timeout=max(0.0, end - monotonic()))
+
+
+def _read_answers(stream: IO[str], answers: queue.Queue[str | None]) -> None:
+    with suppress(ValueError, OSError), stream:
+        for line in stream:
+            answers.put(line)
+    answers.put(None)
+
+
+def _read_tail(stream: IO[str], tail: deque[str], all_read: threading.Event) -> None:
+    with suppress(ValueError, OSError), stream:
+        while chunk := stream.readline(4096):
+            if chunk == END_OF_REQUEST:
+                all_read.set()
+            elif chunk.strip():
+                tail.append(without_secrets(chunk.rstrip())[-300:])
 
 
 def signal_name(number: int) -> str:
