@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -113,7 +112,7 @@ def score(
         restore=restore,
         tell=lambda step: step_done(rules.pretrain_steps + step),
     )
-    with _removed_at_the_end(checkpoints):
+    try:
         if rules.pretrain_steps and (after is None or after.load() is None):
             spent = _pretrain(cell, model, task, before, leaks, step_done, meter).train_s
         course = train(model, task, cell, checkpoint=after, caller=caller, meter=meter)
@@ -121,6 +120,12 @@ def score(
         guessing = chance(tested.held_out("test", batch))
         hold_to_unseen(model, tested, batch, earned, device)
         leaked = leaks.warning()
+    except (BrokenContract, Diverged):  # which another try would repeat
+        for one in checkpoints:
+            one.remove()
+        raise
+    for one in checkpoints:
+        one.remove()
     low, high = earned.interval()
     params, wanted = _trainable(model), _trainable(Encoder("softmax", cell.shape, size, form=task.form))
     ratio = params / wanted
@@ -147,19 +152,6 @@ def score(
         "data_digest": tested.digest,
     }
     return Scored(columns, [asdict(point) for point in course.points], [one for one in warnings if one])
-
-
-@contextmanager
-def _removed_at_the_end(checkpoints: Sequence[Checkpoint]) -> Iterator[None]:
-    """Remove the checkpoints after this block, also after an error that another try would repeat."""
-    try:
-        yield
-    except (BrokenContract, Diverged):
-        for one in checkpoints:
-            one.remove()
-        raise
-    for one in checkpoints:
-        one.remove()
 
 
 def _doubts(ratio: float, guide: float) -> list[str]:
