@@ -296,14 +296,16 @@ class Contest:
 
     def _conclude(self, visits: Sequence[Length], result: Comparison) -> None:
         lengths, labels, first = self.lengths[: len(visits)], result.labels, self.cells[0]
-        on_cpu, decoding = self.settings.device == "cpu", first.pass_ == "decode"
-        doubts = Doubts(lengths, visits, self.settings.threads, on_cpu=on_cpu, decoding=decoding)
-        about_cores = thread_warnings(self.settings.threads) if on_cpu else []
+        on_cpu, threads = self.settings.device == "cpu", self.settings.threads
+        loads = [busy(visit, threads, os.cpu_count() or 1) if on_cpu else "" for visit in visits]
+        # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
+        falls = {} if first.pass_ == "decode" else _falls(lengths, visits)
+        about_cores = thread_warnings(threads) if on_cpu else []
         notes = result.environment.get("process_notes", ())
         if "error" in first.measure:
             reads = {read.name: read for one in self.cells for read in one.entry.claims(one.variant).reads}
             notes = [*notes, *filter(None, [doubt(first.inputs, first.shape, [*reads.values()])])]
-        result.warnings = [*about_cores, *notes, *result.warnings, *doubts.warnings(labels)]
+        result.warnings = [*about_cores, *notes, *result.warnings, *self._doubts(visits, loads, falls)]
         for n, visit in zip(lengths, visits, strict=True):
             for i, record in visit.records.items():
                 record.label = labels[i]
@@ -325,8 +327,8 @@ class Contest:
                 a, b = (_side(visit, one, times if ratio else None, machine) for one, times in both)
                 b, verdict = a if i == j else b, Said("withheld")
                 if ratio and a.time and b.time:
-                    against = doubts.at(place, (i, j)) or contradicted(ratio, a.time, b.time)
-                    verdict = judged(ratio.joint, ratio.noise, busy=doubts.busy[place], doubt=against)
+                    against = falls.get((place, i)) or falls.get((place, j)) or contradicted(ratio, a.time, b.time)
+                    verdict = judged(ratio.joint, ratio.noise, busy=loads[place], doubt=against)
                 disturbed, stopped = (sum(getattr(p, name) for p in visit.pairs) for name in ("disturbed", "stopped"))
                 rows.append(CompareRow(n, a, b, ratio, verdict, disturbed, stopped, len(of_a)))
             if i != j:
@@ -334,6 +336,20 @@ class Contest:
                 found = crossover(lengths, claims, names=(labels[i], labels[j]))
                 shares = [one for side in ("a", "b") if (one := _most_by_host([getattr(row, side) for row in rows]))]
                 result.crossovers[labels[i], labels[j]] = replace(found, note="; ".join([found.note, *shares]))
+
+    def _doubts(
+        self, visits: Sequence[Length], loads: Sequence[str], falls: Mapping[tuple[int, int], str]
+    ) -> list[str]:
+        """One line for each kind of doubt about the times, with the remedy."""
+        said = []
+        if how := next(filter(None, loads), ""):
+            remedy = "try --threads 1" if self.settings.threads > 1 else "close other programs"
+            said.append(f"the machine is busy ({how}); times may be wrong by a factor; {remedy}")
+        if stopped := sum(pairs.stopped for visit in visits for pairs in visit.pairs):
+            said.append(f"{quantity(stopped, 'turn')} left out: the measuring process was stopped meanwhile")
+        for variant, text in dict.fromkeys((variant, text) for (_, variant), text in falls.items()):
+            said.append(f"{self.labels[variant]} took {text}: impossible; run it again on a quiet machine")
+        return said
 
     def _started(self, workers: Workers, result: Comparison) -> None:
         """Start the processes, all with the libraries of the first one."""
@@ -466,38 +482,6 @@ def busy(visit: Length, threads: int, cores: int) -> str:
         return f"{load:.1f} of {cores} cores"
     disturbed, taken = (sum(getattr(pairs, name) for pairs in visit.pairs) for name in ("disturbed", "taken"))
     return f"{disturbed} of {taken} turns disturbed" if 2 * disturbed > taken else ""
-
-
-class Doubts:
-    """Reasons against the times of a comparison, by length and variant."""
-
-    def __init__(
-        self, lengths: Sequence[int], visits: Sequence[Length], threads: int, *, on_cpu: bool, decoding: bool
-    ) -> None:
-        self._visits, self._threads = visits, threads
-        cores = os.cpu_count() or 1
-        self.busy = [busy(visit, threads, cores) if on_cpu else "" for visit in visits]
-        """The load of the machine, in words, at each place of the lengths; empty if it was idle."""
-        # A decoding step may take the same time at every length, so that a quicker core alone can make it fall.
-        self._falls = {} if decoding else _falls(lengths, visits)
-
-    def at(self, place: int, variants: Sequence[int]) -> str:
-        """The reason against all times of these variants at this place of the lengths; empty without one."""
-        return next((self._falls[place, one] for one in variants if (place, one) in self._falls), "")
-
-    def warnings(self, labels: Sequence[str]) -> list[str]:
-        """One line for each kind of doubt, with the remedy."""
-        said = []
-        if any(self.busy):
-            how = next(filter(None, self.busy))
-            remedy = "try --threads 1" if self._threads > 1 else "close other programs"
-            said.append(f"the machine is busy ({how}); times may be wrong by a factor; {remedy}")
-        stopped = sum(pairs.stopped for visit in self._visits for pairs in visit.pairs)
-        if stopped:
-            said.append(f"{quantity(stopped, 'turn')} left out: the measuring process was stopped meanwhile")
-        for variant, text in dict.fromkeys((variant, text) for (_, variant), text in self._falls.items()):
-            said.append(f"{labels[variant]} took {text}: impossible; run it again on a quiet machine")
-        return said
 
 
 def contradicted(ratio: Ratio, a: float, b: float) -> str:
