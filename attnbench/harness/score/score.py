@@ -114,7 +114,10 @@ def score(
     )
     try:
         if rules.pretrain_steps and (after is None or after.load() is None):
-            spent = _pretrain(cell, model, task, before, leaks, step_done, meter).train_s
+            fill = filling_loss(model, task.masked_share, seed=cell.seed, device=device)
+            lesson = Lesson(fill, rules.pretrain_steps, "pretrain")
+            filling, hooks = Filling(model, seed=cell.seed).to(device), replace(caller, tell=step_done)
+            spent = train(filling, task, cell, lesson=lesson, checkpoint=before, caller=hooks, meter=meter).train_s
         course = train(model, task, cell, checkpoint=after, caller=caller, meter=meter)
         earned = answer(model, tested.held_out("test", batch), device)
         guessing = chance(tested.held_out("test", batch))
@@ -218,28 +221,6 @@ def _tested(cell: Cell, task: Task, model: Encoder) -> Task:
     if tested.form != task.form:
         raise Unsupported(f"test_len={at}: {cell.task.label} has other tokens or answers at that length")
     return tested
-
-
-def _pretrain(
-    cell: Cell,
-    model: Encoder,
-    task: Task,
-    checkpoint: Checkpoint | None,
-    leaks: Leaks,
-    tell: Callable[[int], None],
-    meter: Meter,
-) -> Course:
-    assert cell.training is not None
-    fill = filling_loss(model, task.masked_share, seed=cell.seed, device=cell.device)
-    return train(
-        Filling(model, seed=cell.seed).to(cell.device),
-        task,
-        cell,
-        lesson=Lesson(fill, cell.training.pretrain_steps, "pretrain"),
-        checkpoint=checkpoint,
-        caller=Caller(leaks.look, lambda: {"leaks": leaks.seen}, lambda extra: leaks.add(extra["leaks"]), tell),
-        meter=meter,
-    )
 
 
 def _time_to_target(course: Course, guessing: float, spent: float) -> float | None:
