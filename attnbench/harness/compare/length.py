@@ -75,12 +75,12 @@ def measure_length(
     it, retries included, but not the start of a new process or a stop of this one. ``known``: the records of cells that
     are not even tried. ``unchecked``: measure also a variant that claims to be exact and is not.
     """
-    visit = _Visit(workers, cells, rules, timeout, clock)
-    visit.found.records |= known
-    visit.found.even_if_off = unchecked
+    with_error = any("error" in cell.measure for cell in cells)
+    found = Length(dict(known), with_error=with_error, even_if_off=unchecked)
+    visit = _Visit(workers, cells, rules, timeout, clock, found, found.records)
     visit.look()
     visit.take_turns()
-    return visit.found
+    return found
 
 
 def measure_again(
@@ -97,18 +97,9 @@ def measure_again(
 
     ``timeout`` is as for :func:`measure_length`.
     """
-    visit = _Visit(workers, cells, rules, timeout, time.monotonic, process)
-    visit.found.records, visit.found.seconds = {i: found.records[i] for i in which}, found.seconds
-    visit.found.even_if_off = found.even_if_off
+    visit = _Visit(workers, cells, rules, timeout, time.monotonic, found, {i: found.records[i] for i in which}, process)
     visit.take_turns()
-    more = visit.found
-    found.times += more.times
-    found.pairs += more.pairs
-    for i, shares in more.prompts.items():
-        found.prompts.setdefault(i, []).extend(shares)
-    found.lost += [(i, record) for i, record in more.records.items() if record.status is not Status.OK]
-    found.unchecked += [said for said in more.unchecked if said not in found.unchecked]
-    found.traces = found.traces or more.traces
+    found.lost += [(i, record) for i, record in visit.records.items() if record.status is not Status.OK]
 
 
 _OWN_TOO_LONG = "own error: its formula takes too long here; a larger --timeout measures it"
@@ -121,17 +112,19 @@ class _Visit:
     rules: TimingRules
     timeout: float
     clock: Callable[[], float]
+    found: Length
+    records: dict[int, Record]
+    """Outcomes of the cells of this process, by position."""
     process: int = 0
 
     def __post_init__(self) -> None:
-        self.found = Length(with_error=any("error" in cell.measure for cell in self.cells))
         self.left = self.timeout
         """Seconds left of the time limit."""
 
     def look(self) -> None:
-        ahead = [i for i in range(len(self.cells)) if i not in self.found.records]
+        ahead = [i for i in range(len(self.cells)) if i not in self.records]
         for place, i in enumerate(ahead):
-            self.found.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
+            self.records[i] = self._outcome(i, shares=len(ahead) - place + 1)
 
     def _outcome(self, i: int, shares: int) -> Record:
         """Measure with both errors in half of the share; without that against the own formula, and at last without
@@ -180,14 +173,15 @@ class _Visit:
             try:
                 pairs = self._turns(alive, self.left)
             except CellFailed as together:
-                self.found.records |= self._culprits(self._ended(alive) or alive, together)
+                self.records |= self._culprits(self._ended(alive) or alive, together)
             else:
                 self.found.pairs.append(pairs)
                 for place, status, reason in pairs.left_out:
-                    self.found.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
+                    self.records[alive[place]] = Record.of(self.cells[alive[place]], Status(status), reason)
                 said = ((alive[place], warning) for place, warning in pairs.warnings)
-                known = {i: f"{EAGER}: {record.launch_note}" for i, record in self.found.records.items()}
-                self.found.unchecked = [(i, warning) for i, warning in said if warning != known[i]]
+                known = {i: f"{EAGER}: {record.launch_note}" for i, record in self.records.items()}
+                new = [(i, warning) for i, warning in said if warning != known[i]]
+                self.found.unchecked += [one for one in new if one not in self.found.unchecked]
                 for place, share in pairs.prompts:
                     self.found.prompts.setdefault(alive[place], []).append(share)
                 columns = zip(*pairs.blocks, strict=True)
@@ -197,7 +191,7 @@ class _Visit:
                 return
 
     def _alive(self) -> list[int]:
-        return [i for i, record in sorted(self.found.records.items()) if record.status is Status.OK]
+        return [i for i, record in sorted(self.records.items()) if record.status is Status.OK]
 
     def _leave_out_the_slow(self) -> None:
         """Leave out cells that exceed an equal share of the time that the quicker ones leave.
@@ -211,7 +205,7 @@ class _Visit:
             if turns * seconds[i] > left / (len(by_need) - place):
                 for slow in by_need[place:]:
                     reason = f"{turns} calls of {seconds[slow]:.2g} s do not fit into its share of the time; "
-                    self.found.records[slow] = Record.of(self.cells[slow], Status.TIMEOUT, reason + "raise --timeout")
+                    self.records[slow] = Record.of(self.cells[slow], Status.TIMEOUT, reason + "raise --timeout")
                 return
             left -= turns * seconds[i]
 
