@@ -36,15 +36,7 @@ __all__ = [
 if TYPE_CHECKING:
     from attnbench.answers.board.entries import submit
     from attnbench.answers.board.site import board
-    from attnbench.api.best import best
-    from attnbench.api.cite import cite
-    from attnbench.api.compare import compare
-    from attnbench.api.history import history
-    from attnbench.api.match import match
-    from attnbench.api.plot import plot
-    from attnbench.api.report import report
-    from attnbench.api.run import run
-    from attnbench.api.swap import swap
+    from attnbench.api.functions import best, cite, compare, history, match, plot, report, run, swap
     from attnbench.catalogue.build import build
     from attnbench.contract.problem.shape import Shape
     from attnbench.contract.traits import Knob, No, Rounds, Traits
@@ -53,7 +45,7 @@ if TYPE_CHECKING:
     from attnbench.results.read import read_results
     from attnbench.suite.load import load_suite
 
-_HOME = {  # of all others attnbench.api
+_HOME = {  # of all others attnbench.api.functions
     **dict.fromkeys(("Knob", "No", "Rounds", "Traits"), "contract.traits"),
     "Shape": "contract.problem.shape",
     "Unsupported": "errors",
@@ -74,6 +66,6 @@ def __getattr__(name: str) -> Any:
         return import_module("attnbench.laws")  # ``testing`` is its name in the previews
     if name not in __all__:
         raise AttributeError(f"module 'attnbench' has no attribute {name!r}")
-    value = getattr(import_module(f"attnbench.{_HOME.get(name, f'api.{name}')}"), name)
+    value = getattr(import_module(f"attnbench.{_HOME.get(name, 'api.functions')}"), name)
     globals()[name] = value
     return value

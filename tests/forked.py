@@ -59,7 +59,8 @@ _LATE = (
         "attnbench.figures",
         "attnbench.harness.score.score",
     ),
-    *("attnbench.api.run", "attnbench.answers.match.match", "attnbench.laws", "pandas", "rich.progress", "rich.table"),
+    "attnbench.api.functions",
+    *("attnbench.answers.match.match", "attnbench.laws", "pandas", "rich.progress", "rich.table"),
     *(
         "attnbench.figures.catalogue",
         "attnbench.results.read",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
-from attnbench.api.arguments import check_importable
+from attnbench.api.functions import check_importable
 from attnbench.suite.expand import expand
 from attnbench.suite.shipped import shipped_suites
 from tests.bare import in_bare_process

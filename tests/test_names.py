@@ -10,10 +10,7 @@ import attnbench
 
 ROOT = Path(attnbench.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-COMMANDS = [
-    *("best", "capture", "cite", "claims", "compare", "history", "match", "merge", "plot", "report", "run", "schema"),
-    *("score", "swap"),
-]
+COMMANDS = ["best", "capture", "claims", "compare", "history", "match", "merge", "run", "schema", "score", "swap"]
 """A command's name is also that of its function in Python, its figure, its screen and the code that answers it."""
 FIGURES = ["own_error", "recall"]
 """A figure's name is that of the column or the task that it shows."""
