@@ -46,7 +46,7 @@ def test_a_machine_that_is_slow_all_the_time_makes_times_unsure_and_is_no_regres
     assert verdicts(old, new) == {"unsure": 12}  # nothing shows how much of the slow-down each cell feels
     before, now = read_runs([old, new])
     decision = decide(now, [before], GateQuestion())
-    assert [pace.share for pace in decision.paces] == [pytest.approx(0.7, rel=1e-3), 1.0]
+    assert list(decision.paces) == [pytest.approx(0.7, rel=1e-3), 1.0]
     assert "times at the machine's full speed, of which it had 70% now and 100% before" in to_text(decision)
 
 

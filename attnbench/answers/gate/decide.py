@@ -11,7 +11,7 @@ from statistics import geometric_mean, median
 from typing import TYPE_CHECKING, Literal
 
 from attnbench.answers.gate.join import RowPair, in_turn, join, ratios_of_times
-from attnbench.answers.gate.pace import RunPace, as_measured, at_one_speed
+from attnbench.answers.gate.pace import as_measured, at_one_speed
 from attnbench.answers.gate.phrases import address
 from attnbench.answers.gate.verdict import ENOUGH_ROUNDS, VERDICTS, Measure, Ruling, Tolerance, Verdict, judge, times_of
 from attnbench.errors import Exit, ResultsError, UsageError, any_of, did_you_mean
@@ -71,8 +71,8 @@ class Decision:
     """Number of timed cells with fewer than five visits."""
     unit: str = "s"
     """Unit of times: seconds, or the variant that they were divided by."""
-    paces: tuple[RunPace, ...] = ()
-    """Speed of the machine in the new run and in each older one; empty if times are judged as measured."""
+    paces: tuple[float, ...] = ()
+    """Share of the machine's full speed in the new run and in each older one; empty if times are judged as measured."""
     known: int = 0
     """Number of ratios of times with an interval, also those that others are divided by; these hold together."""
     between: float | None = None
@@ -130,7 +130,7 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
     elsewhere = not beside and _other_machines(new, olds, question)
     if (elsewhere or question.relative_to) and "time" not in measures:
         raise UsageError(f"--on {','.join(measures)}: --other-machine ratios and --relative-to judge times; add time")
-    runs, paces = [new, *olds], list[RunPace]()
+    runs, paces = [new, *olds], list[float]()
     if "time" in measures:
         paced = None if question.as_measured or beside else at_one_speed(runs, alike=not elsewhere)
         runs, paces = paced or ([as_measured(run) for run in runs], paces)

@@ -100,7 +100,7 @@ def _head(decision: Decision) -> list[str]:
         for what, found in (("versions", versions), ("rules of timing", differing_rules(decision.new, old))):
             said += [printable(f"other {what} now and before: {'; '.join(found)}")] * bool(found)
     if decision.paces:
-        now, *before = (f"{pace.share:.0%}" for pace in decision.paces)
+        now, *before = (f"{share:.0%}" for share in decision.paces)
         said.append(f"times at the machine's full speed, of which it had {now} now and {', '.join(before)} before")
     if "time" in question.measures and len({FRESH in run.environment for run in (decision.new, *decision.olds)}) > 1:
         silent = [run.name for run in (decision.new, *decision.olds) if FRESH not in run.environment]
@@ -244,7 +244,7 @@ def to_json(decision: Decision) -> dict[str, Any]:
         "relative_to": question.relative_to,
         "drift": decision.drift,
         "all_times_together": decision.common,
-        "machine_speed": [pace.share for pace in decision.paces] or None,
+        "machine_speed": list(decision.paces) or None,
         "cells": [_cell(one) for one in decision.findings],
     }
 

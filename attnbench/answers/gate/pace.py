@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,18 +37,8 @@ Visited = Mapping[int, Sequence[Mapping[str, Any]]]
 """Round -> the samples of that visit to a cell, as ``samples.jsonl`` holds them; some of them count."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunPace:
-    """The speed of a machine in a run."""
-
-    full: tuple[float, float]
-    """Seconds of the yardstick's two pieces of work at the machine's full speed."""
-    share: float
-    """Share of its full speed: its median over the readings."""
-
-
-def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[RunPace]] | None:
-    """The runs with their visits at the machine's full speed, and the speed in each run.
+def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[MeasuredRun], list[float]] | None:
+    """The runs with their visits at the machine's full speed, and the median share of it that each run had.
 
     None if a run has times without readings: times are then compared as they are. If all runs are of one kind of
     machine (``alike``) and one torch, the quickest readings of all of them are the full speed. If not, each run has its
@@ -62,7 +52,8 @@ def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[Meas
         quickest = [np.min(quickest, axis=0)] * len(runs)
     slopes = _slopes(runs)
     paced = [_at(run, full, slopes) for run, full in zip(runs, quickest, strict=True)]
-    return paced, [_pace(full, found) for full, found in zip(quickest, readings, strict=True)]
+    ratios = [full / np.median(found, axis=0) for full, found in zip(quickest, readings, strict=True)]
+    return paced, [math.sqrt(math.prod(of_both)) for of_both in ratios]
 
 
 def as_measured(run: MeasuredRun) -> MeasuredRun:
@@ -80,11 +71,6 @@ def _visits_of(taken: Visited, slower: Numbers | None = None, doubt: Numbers | N
 
     seconds = {round_: summarise([[Sample(**one) for one in found]]).median for round_, found in taken.items()}
     return Visits(seconds, np.zeros(2) if slower is None else slower, np.zeros((2, 2)) if doubt is None else doubt)
-
-
-def _pace(full: Numbers, readings: Numbers) -> RunPace:
-    ratios = full / np.median(readings, axis=0)
-    return RunPace((float(full[0]), float(full[1])), math.sqrt(ratios[0] * ratios[1]))
 
 
 def _readings(run: MeasuredRun) -> Numbers:
@@ -120,15 +106,8 @@ def _visits(run: MeasuredRun, row: Record) -> Visited:
     return {round_: taken for round_, taken in counted.items() if taken}
 
 
-@dataclass(frozen=True, slots=True)
-class _Slope:
-    """Slopes of a cell's time over the two pieces of work, on the log scale, and their covariance."""
-
-    of: Numbers
-    doubt: Numbers
-
-
-def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, _Slope]:
+def _slopes(runs: Sequence[MeasuredRun]) -> dict[Key, tuple[Numbers, Numbers]]:
+    """Slopes of each cell's time over the two pieces of work, on the log scale, and their covariance."""
     found: dict[Key, list[Numbers]] = {}
     for run in runs:
         for key, visits in _timed(run):
@@ -143,7 +122,7 @@ def _middle(taken: Sequence[Mapping[str, Any]]) -> Numbers:
     return np.asarray(np.median(numbers, axis=0))
 
 
-def _fitted(middles: Numbers) -> _Slope:
+def _fitted(middles: Numbers) -> tuple[Numbers, Numbers]:
     """Least squares towards the expected slope; no slope is below zero, since nothing is faster on a slower machine."""
     from scipy.optimize import nnls  # takes a moment, which only runs with a yardstick pay
 
@@ -152,19 +131,19 @@ def _fitted(middles: Numbers) -> _Slope:
     left = times - readings @ slope
     variance = max(float(left @ left) / max(1, len(left) - 1), 1e-8)
     known = readings.T @ readings / variance + np.eye(2) / UNEQUAL**2
-    return _Slope(slope, np.asarray(np.linalg.inv(known), dtype=np.float64))
+    return slope, np.asarray(np.linalg.inv(known), dtype=np.float64)
 
 
-def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, _Slope]) -> MeasuredRun:
+def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, tuple[Numbers, Numbers]]) -> MeasuredRun:
     visits = {}
     for key, row in run.rows.items():
         if row.time_median_s is None:
             continue
-        slope, of = slopes[key.but(options=row.label)], _visits(run, row)
-        by = full.tolist(), slope.of.tolist()
+        (slope, doubt), of = slopes[key.but(options=row.label)], _visits(run, row)
+        by = full.tolist(), slope.tolist()
         quicker = {round_: [_sample_at(one, *by) for one in taken] for round_, taken in of.items()}
         slower = np.mean([_middle(taken)[1:] for taken in of.values()], axis=0) - np.log(full)
-        visits[row.cell_id] = _visits_of(quicker, slower, slope.doubt)
+        visits[row.cell_id] = _visits_of(quicker, slower, doubt)
     return replace(run, visits=visits)
 
 
