@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "png", "pdf")
 
 
-HELP = f"Or a picture that needs no run: {', '.join(PICTURES)}"
-
-
 def asked_for(results: Sequence[Path] | None) -> str | None:
     """The picture's name that the arguments begin with; None for runs. A file or folder comes first.
 
@@ -41,35 +38,14 @@ def asked_for(results: Sequence[Path] | None) -> str | None:
     return first
 
 
-def draw_picture(
-    name: str,
-    of: Sequence[Path],
-    *,
-    formats: Sequence[str],
-    out: Path | None,
-    plugins: Sequence[str],
-    options: Mapping[str, Any],
-) -> None:
-    """Draw one picture, write it, and print its path; UsageError, Unsupported or StoreError if that fails."""
-    from attnbench.figures.pictures import write
-    from attnbench.harness.trial import load_all
-
-    folder = _folder(out, Path("plots"))
-    console.only_repeats()
-    load_all(plugins)
-    written = write(name, folder, formats, [str(one) for one in of], **options)
-    console.heading(f"{name}: {PICTURES[name]}")
-    for file in written:
-        console.line(f"  {file}")
-
-
 @command(options.PlotOptions)
 def plot(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
             help="A results folder, one run in it, or a results.csv; several are drawn together. Default: results. "
-            f"{HELP}, followed by variants; a file or folder of that name comes first.",
+            f"Or a picture that needs no run: {', '.join(PICTURES)}, followed by variants; a file or folder of that "
+            "name comes first.",
             show_default=False,
             autocompletion=completion.drawn,
         ),
@@ -121,15 +97,18 @@ def plot(
 
     given = completed(options.PlotOptions, given)
     if (picture := asked_for(results)) is not None:
+        from attnbench.figures.pictures import write
+        from attnbench.harness.trial import load_all
+
+        folder = _folder(out, Path("plots"))
+        console.only_repeats()
+        load_all(plugin or [])
         named: dict[str, Any] = {"pass" if name == "pass_" else name: one for name, one in given.items()}
-        draw_picture(
-            picture,
-            (results or [])[1:],
-            formats=formats,
-            out=out,
-            plugins=plugin or [],
-            options=named | {"layer": layer, "head": head, "figure": figure, "dpi": dpi},
-        )
+        named |= {"layer": layer, "head": head, "figure": figure, "dpi": dpi}
+        written = write(picture, folder, formats, [str(one) for one in (results or [])[1:]], **named)
+        console.heading(f"{picture}: {PICTURES[picture]}")
+        for file in written:
+            console.line(f"  {file}")
         return
     for option, value in {"layer": layer, "head": head, "plugin": plugin}.items():
         if value not in (None, []):
