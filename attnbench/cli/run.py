@@ -268,7 +268,7 @@ def _print_records(records: list[Record], *, rates: bool = False) -> None:
     if trainings:
         from attnbench.cli.screen.score import print_scores
 
-        print_scores(trainings, {record.label: _name(record) for record in trainings})
+        print_scores(trainings)
     if any(record.loss is not None for record in records):
         console.note("loss: in nats, with the median over windows of what it is above the untouched model's")
     elif any(record.hidden_error is not None for record in records):

@@ -12,7 +12,6 @@ from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
-from attnbench.results.frame.marks import name_text
 from attnbench.text import quantity
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _train(plan: Plan, *, as_json: bool) -> None:
         if size is not None:
             what = f"{quantity(size.layers, 'layer')}, {shape.H} × {shape.D}, feed-forward {size.ffn}"
             console.line(f"encoder: {what}, batches of {shape.B}, on {plan.settings.device}")
-        print_scores(records, {record.label: name_text(record.label, record.own_form) for record in records})
+        print_scores(records)
         console.laws_note(records)
         console.line(f"results: {folder.path / 'results.csv'}")
     if not any(record.status == "ok" for record in records):

@@ -6,39 +6,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli.screen import console
-from attnbench.results.frame.marks import score_text
+from attnbench.results.frame.marks import name_text, score_text
 from attnbench.results.trainings import ALIKE
 from attnbench.suite.axes import AXES
 from attnbench.text import quantity
 from attnbench.units import format_seconds
 
 if TYPE_CHECKING:
+    from attnbench.results.frame.scored import Problem
     from attnbench.results.intervals import Difference, Summary
     from attnbench.results.record import Record
-    from attnbench.results.trainings import CountedTrainings
 
 _UNTITLED = tuple(name for name in ALIKE if name not in ("seq_len", "test_len", "steps", "guide"))
 """Columns that distinguish models, and stand in a title only if they do."""
 
 
-def print_scores(records: Sequence[Record], shown: dict[str, str] | None = None) -> None:
-    """Print the scores of the trainings among these rows; ``shown`` maps labels to other names."""
+def print_scores(records: Sequence[Record]) -> None:
+    """Print the scores of the trainings among these rows."""
     from attnbench.results.frame.scored import by_problem, family_of
     from attnbench.results.intervals import joint
     from attnbench.results.trainings import choose, trained
 
     of_rows = [record for record in records if record.steps is not None]
-    choices = choose(trained(of_rows))
-    problems = dict.fromkeys(choice.problem for choice in choices)
-    settings = [dict(setting) for _, setting in problems]
-    several = [name for name in _UNTITLED if len({setting.get(name) for setting in settings}) > 1]
-    family, withheld = family_of(by_problem(choices)), []
-    for problem, setting in zip(problems, settings, strict=True):
-        of_problem = [choice for choice in choices if choice.problem == problem]
-        cells = {row.cell_id for choice in of_problem for row in choice.rows}
+    problems = by_problem(choose(trained(of_rows)))
+    several = [name for name in _UNTITLED if len({one.setting.get(name) for one in problems}) > 1]
+    names = {record.label: name_text(record.label, record.own_form) for record in of_rows}
+    family, withheld = family_of(problems), []
+    for problem in problems:
+        cells = {row.cell_id for choice in problem.choices for row in choice.rows}
         own = [record for record in of_rows if record.cell_id in cells]
-        apart = "".join(f", {_in_words(name, setting.get(name))}" for name in several)
-        withheld.append(_print_problem(of_problem, own, shown or {}, apart, family))
+        apart = "".join(f", {_in_words(name, problem.setting.get(name))}" for name in several)
+        withheld.append(_print_problem(problem, own, names, apart, family))
     if of_rows:
         console.line(
             "95 %: over seeds, each for itself; with one seed over test examples"
@@ -60,17 +58,15 @@ def short_task(label: str) -> str:
     return TASKS.get(spec.name).normalise(spec).label if spec.name in TASKS else label
 
 
-def _print_problem(
-    choices: Sequence[CountedTrainings], records: Sequence[Record], shown: dict[str, str], apart: str, family: int
-) -> bool:
+def _print_problem(problem: Problem, records: Sequence[Record], names: dict[str, str], apart: str, family: int) -> bool:
     """Print one table, and return True if a verdict was withheld.
 
-    ``apart`` ends its title, and ``family`` is the number of differences tested together.
+    ``names``: label -> name with its mark. ``apart`` ends its title, and ``family`` is the number of differences tested
+    together.
     """
     from attnbench.results.intervals import REFERENCE, difference, floor_of, learnt, summary
 
-    task, setting = choices[0].problem
-    found = {choice.label: summary(choice) for choice in choices}
+    found = {choice.label: summary(choice) for choice in problem.choices}
     there = sorted((one for one in found.values() if one is not None), key=lambda one: -one.over_seeds.mean)
     reference = next((one for one in there if one.variant == REFERENCE), None)
     floor, rates = floor_of(there), {one.rate for one in there}
@@ -81,16 +77,14 @@ def _print_problem(
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
         rate = f"{one.rate:g}" if one.rate is not None and len(rates) > 1 else "-"
         verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
-        rows.append(
-            [shown.get(one.label, one.label), score, ends, *_between(other), verdict, rate, _seconds(one, records)]
-        )
+        rows.append([names[one.label], score, ends, *_between(other), verdict, rate, _seconds(one, records)])
         if one.failed:
             lines.append(f"{one.label}: {one.failed} of {one.failed + len(one.by_seed)} trainings failed")
         if one.params_ratio is not None and abs(one.params_ratio - 1) > 0.1:
             lines.append(f"{one.label}: {one.params_ratio:.2f} times the parameters of softmax")
-    facts = dict(setting)
+    facts = problem.setting
     seeds = max((len(one.by_seed) for one in there), default=0)
-    title = f"{short_task(task)}, n = {facts['seq_len']}, {facts['steps']} steps, {quantity(seeds, 'seed')}"
+    title = f"{short_task(problem.task)}, n = {facts['seq_len']}, {facts['steps']} steps, {quantity(seeds, 'seed')}"
     if facts["test_len"] != facts["seq_len"]:
         title += f", {_in_words('test_len', facts['test_len'])}"
     if len(rates) == 1:
@@ -103,7 +97,7 @@ def _print_problem(
         right=["score", "95 %", "minus softmax", "rate", "training"],
         title=f"\n{title}",
     )
-    for choice in choices:
+    for choice in problem.choices:
         lines += [f"{choice.label} {note}" for note in choice.notes if found[choice.label] is not None]
         if found[choice.label] is None:
             why = next((f"{row.status}: {row.reason}" for row in choice.rows), "; ".join(choice.notes))
