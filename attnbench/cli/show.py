@@ -135,6 +135,7 @@ def _type_of(schema: dict[str, Any]) -> str:
     return " ".join([words.get(schema.get("type", ""), "any"), ", ".join(given)]).strip()
 
 
+_OF_ENTRY = ("name", "family", "also", "year", "kind", "summary", "source", "formula", "cost")
 _TRAITS = (
     *("target", "baseline", "own_form", "reads_ahead", "exact", "stochastic", "rows_sum_to_one", "heads_apart"),
     *("permutable", "compiled", "rounds_together", "emulated"),
@@ -147,15 +148,7 @@ def as_data(entry: Variant) -> Facts:
     traits = entry.traits
     abilities = {key: getattr(traits, key) is True or str(getattr(traits, key)) for key in ABILITIES}
     return {
-        "name": entry.name,
-        "family": entry.family,
-        "also": list(entry.also),
-        "year": entry.year,
-        "kind": entry.kind,
-        "summary": entry.summary,
-        "source": entry.source,
-        "formula": entry.formula,
-        "cost": entry.cost,
+        **{name: getattr(entry, name) for name in _OF_ENTRY},
         "claimed_time_exponent": entry.time_exponent,
         "claimed_memory_exponent": entry.memory_exponent,
         **{name: getattr(traits, name) for name in _TRAITS},
@@ -236,13 +229,13 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("formula", data["formula"]),
         ("cost", f"{data['cost']}; claimed: {', '.join(claims) or 'nothing'}"),
     ]
-    facts += [("", f"{_where(where)}: {one['cost']}") for where, one in data["given"].items() if "cost" in one]
-    facts.append(("target", target))
-    facts += _instead(data, "target", _TARGETS)
-    facts += _instead(data, "exact", _EXACT)
+    facts += _under("", _instead(data, "cost", str))
+    facts += _under("target", [target, *_instead(data, "target", _TARGETS.__getitem__)])
+    facts += _under("", _instead(data, "exact", _EXACT.__getitem__))
     if data["baseline"]:
         facts.append(("baseline", data["baseline"]))
-    facts += _own_form(data)
+    own_form = _instead(data, "own_form", lambda form: form or "as its source describes it")
+    facts += _under(f"own form{OWN_FORM}", [*filter(None, [data["own_form"]]), *own_form])
     for key in ABILITIES:
         facts.append((key.partition("_")[2] or key, _ability(data, key)))
     told: list[tuple[str, str, Mapping[Any, str]]] = [
@@ -251,7 +244,7 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("order", "permutable", _ORDER),
     ]
     for word, trait, texts in told:
-        facts += [(word, texts[data[trait]]), *_instead(data, trait, texts)]
+        facts += _under(word, [texts[data[trait]], *_instead(data, trait, texts.__getitem__)])
     if data["dtypes"] != list(Traits().dtypes):
         facts.append(("dtypes", f"{', '.join(data['dtypes'])} on a CPU"))
     if data["compiled"]:
@@ -265,16 +258,20 @@ def _facts(data: dict[str, Any]) -> list[tuple[str, str]]:
     facts += [("exact with", limit.replace("{n}", "n")) for limit in data["exact_with"]]
     if data["converges_with"]:
         facts.append(("converges", f"the squared error falls as 1/{data['converges_with']}"))
-    if data["knob"]:
-        facts.append(("knob", knob_text(data["knob"])))
-    facts += _instead_of_knob(data)
+    knob = [knob_text(data["knob"])] if data["knob"] else []
+    facts += _under("knob", [*knob, *_instead(data, "knob", knob_text)])
     facts.append(("checked at", "; ".join(data["settings_checked"])))
     return facts
 
 
-def _instead(data: dict[str, Any], trait: str, texts: Mapping[Any, str]) -> list[tuple[str, str]]:
+def _instead(data: dict[str, Any], trait: str, said: Callable[[Any], str]) -> list[str]:
+    """A line for each condition under which a claim is another one, with the words for it."""
     given = data["given"].items()
-    return [("", f"{_where(condition)}: {texts[instead[trait]]}") for condition, instead in given if trait in instead]
+    return [f"{_where(condition)}: {said(instead[trait])}" for condition, instead in given if trait in instead]
+
+
+def _under(word: str, lines: Sequence[str]) -> list[tuple[str, str]]:
+    return list(zip([word, *[""] * len(lines)], lines, strict=False))
 
 
 def knob_text(knob: Mapping[str, Any] | None) -> str:
@@ -283,12 +280,6 @@ def knob_text(knob: Mapping[str, Any] | None) -> str:
         return "none"
     way = "a smaller value costs more" if knob["falling"] else "a larger value costs more"
     return f"{knob['option']}: {way}, in steps of {knob['step']}"
-
-
-def _instead_of_knob(data: dict[str, Any]) -> list[tuple[str, str]]:
-    given = [(where, instead["knob"]) for where, instead in data["given"].items() if "knob" in instead]
-    lines = [f"{_where(where)}: {knob_text(knob)}" for where, knob in given]
-    return [("" if data["knob"] or place else "knob", line) for place, line in enumerate(lines)]
 
 
 def _gates(reads: Iterable[Read]) -> list[dict[str, str]]:
@@ -301,14 +292,6 @@ def _gates(reads: Iterable[Read]) -> list[dict[str, str]]:
 def _plain(instead: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: asdict(claim) if isinstance(claim, Knob | Rounds) else claim for name, claim in instead.items()}
     return plain | ({"reads": _gates(instead["reads"])} if "reads" in instead else {})
-
-
-def _own_form(data: dict[str, Any]) -> list[tuple[str, str]]:
-    lines = [data["own_form"]] if data["own_form"] else []
-    for condition, instead in data["given"].items():
-        if "own_form" in instead:
-            lines.append(f"{_where(condition)}: {instead['own_form'] or 'as its source describes it'}")
-    return list(zip([f"own form{OWN_FORM}", *[""] * len(lines)], lines, strict=False))
 
 
 def _where(condition: str) -> str:
