@@ -437,6 +437,15 @@ class ScoreOptions(TypedDict, total=False):
     ffn: Annotated[Ffn, Default(128)]
     causal: Causal
     pretrain: Pretrain
+    device: Annotated[Device, Default("auto")]
+    out: Annotated[Path, OUT, Default(Path("results"))]
+    plugins: Plugins
+    threads: Annotated[int | None, Count(min=1, help="Trainings at once, each on one core; default: all cores.")]
+    cell_timeout: Annotated[float, Limit(help="Longest time without progress of a training."), Default(60.0)]
+    first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
+    quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")]
+    fresh: Fresh
+    unchecked: Unchecked
 
 
 class SwapOptions(TypedDict, total=False):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
-
-import typer
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Unpack
 
 from attnbench.cli import options
 from attnbench.cli.screen import console
@@ -22,17 +20,6 @@ if TYPE_CHECKING:
 def score(
     variants: options.Variants = None,
     *,
-    device: options.Device = "auto",
-    out: Annotated[Path, options.OUT] = Path("results"),
-    plugins: options.Plugins = None,
-    threads: Annotated[
-        int | None, options.Count(min=1, help="Trainings at once, each on one core; default: all cores.")
-    ] = None,
-    cell_timeout: Annotated[float, options.Limit(help="Longest time without progress of a training.")] = 60.0,
-    first_call_timeout: options.FirstCallTimeout = 600.0,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")] = False,
-    fresh: options.Fresh = False,
-    unchecked: options.Unchecked = False,
     as_json: options.AsJson = False,
     **given: Unpack[options.ScoreOptions],
 ) -> None:
@@ -48,21 +35,12 @@ def score(
     from attnbench.harness.score.score_question import ScoreQuestion
     from attnbench.harness.trial import load_all
 
-    names, plugins = with_modules(variants, plugins or ())
+    of_run: dict[str, Any] = {**completed(options.ScoreOptions, given)}
+    asked = ScoreQuestion(**{one.name: of_run.pop(one.name) for one in fields(ScoreQuestion)})
+    names, plugins = with_modules(variants, of_run.pop("plugins") or ())
     load_all(plugins)
-    suite = ScoreQuestion(**completed(options.ScoreOptions, given)).suite("score", _specs(names))
-    how = Options(
-        device=device,
-        out=out,
-        plugins=tuple(plugins),
-        threads=threads,
-        cell_timeout=cell_timeout,
-        first_call_timeout=first_call_timeout,
-        quick=quick,
-        fresh=fresh,
-        unchecked=unchecked,
-    )
-    _train(make_plan(suite, how), as_json=as_json)
+    suite = asked.suite("score", _specs(names))
+    _train(make_plan(suite, Options(**of_run, plugins=tuple(plugins))), as_json=as_json)
 
 
 def _specs(variants: list[str]) -> list[str]:
