@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from attnbench.answers.match import match as matching
-from attnbench.answers.match import training_folder
 from attnbench.answers.match.budget import Budget
 from attnbench.answers.match.match import ReadyMatch, prepare_scores
 from attnbench.answers.match.result import Match
@@ -91,8 +90,8 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Match]:
         monkeypatch.setattr(matching, "Worker", Idle)
         monkeypatch.setattr(matching.Contest, "answer", lambda *_, **__: None)
         monkeypatch.setattr(VisitCell, "ask", look)
-        monkeypatch.setattr(training_folder, "execute", trained.execute)
-        monkeypatch.setattr(training_folder, "go_on", trained.go_on)
+        monkeypatch.setattr(matching, "execute", trained.execute)
+        monkeypatch.setattr(matching, "go_on", trained.go_on)
         ready = prepared(variants, score, **{"rates": "0.004", **how})
         assert ready.trainings is not None
         return ready.answer()

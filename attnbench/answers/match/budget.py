@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from attnbench.errors import UsageError
 from attnbench.measure.statistics import error_interval
 from attnbench.measure.status import Status
+from attnbench.results.intervals import summary
 from attnbench.results.record import Record
+from attnbench.results.trainings import CountedTrainings
 from attnbench.suite.axes import IN_ROWS
 from attnbench.units import format_bytes, format_number, format_seconds, parse_bytes, parse_seconds
 
@@ -139,6 +141,20 @@ class MeasuredSetting:
 
 def _number(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
+
+
+def scored(point: MeasuredSetting, choice: CountedTrainings) -> MeasuredSetting:
+    """The setting with the score of its trainings; none if a training failed, since the others would flatter it."""
+    lost = [row for row in choice.rows if not row.ok]
+    found = summary(choice)
+    if lost or found is None:
+        status = lost[0].status if lost else Status.ERROR
+        reason = lost[0].reason if lost else "; ".join(choice.notes)
+        if found is not None:
+            reason = f"{len(lost)} of {len(choice.rows)} trainings failed: {reason}"
+        return replace(point, status=status, reason=reason)
+    low, high = found.ends or (None, None)
+    return replace(point, score=found.over_seeds.mean, score_low=low, score_high=high)
 
 
 def circumstances(record: Record) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from typing import Any
 import pandas as pd
 
 from attnbench.answers.gate.verdict import options_before
-from attnbench.answers.match.budget import COLUMN, Budget, MeasuredSetting
+from attnbench.answers.match.budget import COLUMN, Budget, MeasuredSetting, scored
 from attnbench.answers.match.result import Match
 from attnbench.answers.match.search import FoundSetting, knob_of, turned
-from attnbench.answers.match.training_folder import scored
 from attnbench.contract.spec import Scalar, Spec, parse_spec
 from attnbench.contract.traits import Knob
 from attnbench.contract.variant import VARIANTS

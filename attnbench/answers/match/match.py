@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.answers.match.budget import Budget, MeasuredSetting, circumstances
+from attnbench.answers.match.budget import Budget, MeasuredSetting, circumstances, scored
 from attnbench.answers.match.result import Match
 from attnbench.answers.match.search import Entrant, FoundSetting, entrants_of, most_tries, search
-from attnbench.answers.match.training_folder import Trainings
 from attnbench.contract.spec import Spec
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
@@ -18,13 +17,17 @@ from attnbench.harness.compare.compare import LONGEST_ERROR, Comparison, Contest
 from attnbench.harness.compare.compare_question import CompareQuestion
 from attnbench.harness.compare.length import without_error
 from attnbench.harness.outside.isolation import CellFailed, Settings, Worker
-from attnbench.harness.plan import Options, make_plan
+from attnbench.harness.outside.trainers import of_any, phases
+from attnbench.harness.plan import Options, Plan, make_plan
+from attnbench.harness.runner import Watcher, execute, go_on
 from attnbench.harness.score.score_question import ScoreQuestion
 from attnbench.harness.trial import load_all
 from attnbench.harness.wire.protocol import VisitCell
 from attnbench.measure.status import Status
 from attnbench.measure.time import TimingRules
 from attnbench.results.record import Record
+from attnbench.results.store import RunFolder
+from attnbench.results.trainings import choose, trained
 from attnbench.suite.axes import defaults
 from attnbench.suite.cell import STEPS, Cell, ModelSize
 from attnbench.suite.expand import MAX_CELLS
@@ -33,6 +36,8 @@ from attnbench.text import quantity
 
 _LOOK = 0.1
 """Seconds of timing for one setting of the search; the settings found are timed in turns."""
+_OF_TRAININGS = ("task", "layers", "ffn", "positions", "steps", "protocol", "pretrain_steps", "guide")
+"""Columns of the rules that all trainings share."""
 
 
 def one_length(written: str | int | Sequence[int]) -> int:
@@ -42,6 +47,64 @@ def one_length(written: str | int | Sequence[int]) -> int:
         said = "match takes one length" if lengths[0] else "a length is at least 1"
         raise UsageError(f"--n {written}: {said}; write --n {lengths[0] or 1024}")
     return lengths[0]
+
+
+@dataclass(slots=True)
+class Trainings:
+    """Trains settings on demand, each with every seed, and keeps the results in one run folder."""
+
+    plan: Plan
+    watcher: Watcher = field(default_factory=Watcher)
+    notes: list[str] = field(default_factory=list)
+    folder: Path | None = None
+    _chance: float | None = None
+
+    @property
+    def of_one_setting(self) -> int:
+        first, late = phases(next(iter(self._settings().values())))
+        return len(first) + len({of_any(cell) for cell in late})
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        row = Record.of(self.plan.cells[0], Status.OK).to_json()
+        return {name: row[name] for name in _OF_TRAININGS} | {"seeds": len({cell.seed for cell in self.plan.cells})}
+
+    def score(self, worker: Worker, spec: Spec, point: MeasuredSetting) -> MeasuredSetting:
+        """The setting with its score, or how its trainings failed.
+
+        ``worker``, the measuring process, is stopped meanwhile, since trainings have processes of their own. Finished
+        trainings survive KeyboardInterrupt. Raises StoreError and its kinds, and CorruptResults.
+        """
+        mine = frozenset(cell.cell_id for cell in self._settings()[_normal(spec)])
+        plan = replace(self.plan, only=mine)
+        if self.folder is None:
+            opened, rows = execute(plan, self.watcher, worker)
+            self.folder = opened.path
+        else:
+            rows = go_on(plan, RunFolder(self.folder), worker, self.watcher)
+        (choice,) = choose(trained(row for row in rows if row.cell_id in mine))
+        found = scored(point, choice)
+        chances = [row.chance for row in choice.rows if row.chance is not None]
+        self._chance = chances[0] if chances else self._chance
+        self.notes += [f"{point.label} {note}" for note in choice.notes if found.status is Status.OK]
+        return found
+
+    def doubts(self, budget: Budget) -> list[str]:
+        """Notes that weaken the answer, on single settings and on the target."""
+        if self._chance is not None and budget.limit <= self._chance:
+            said = f"always the same answer scores {self._chance:.3f}, so that {budget} asks for nothing; raise --score"
+            return [said, *self.notes]
+        return self.notes
+
+    def _settings(self) -> Mapping[Spec, Sequence[Cell]]:
+        found: dict[Spec, list[Cell]] = {}
+        for cell in self.plan.cells:
+            found.setdefault(_normal(cell.variant), []).append(cell)
+        return found
+
+
+def _normal(spec: Spec) -> Spec:
+    return VARIANTS.get(spec.name).normalise(spec)
 
 
 OnTry = Callable[[str, MeasuredSetting], None]
