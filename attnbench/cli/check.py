@@ -57,15 +57,7 @@ def check(
             help="Call FILE.py:Class with whole numbers (batch, n), or vectors (batch, n, width); default: what works."
         ),
     ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="VARIANT",
-            help="The variant that FILE.py:Class is said to be.",
-            autocompletion=completion.variants,
-        ),
-    ] = None,
+    label: Annotated[str | None, options.Variant("--as", help="The variant that FILE.py:Class is said to be.")] = None,
     vocab: Annotated[
         int | None, options.Count(min=2, help="Tokens are below it; default: its smallest embedding.")
     ] = None,

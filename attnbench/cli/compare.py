@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import typer
 
-from attnbench.cli import completion, options
+from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
@@ -38,12 +38,7 @@ def compare(
     variants: options.Variants = None,
     *,
     baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VARIANT",
-            help="The variant that all others are held against; default: the first.",
-            autocompletion=completion.variants,
-        ),
+        str | None, options.Variant(help="The variant that all others are held against; default: the first.")
     ] = None,
     csv: Annotated[Path | None, options.File(help="Write the rows to this file.")] = None,
     as_json: options.AsJson = False,

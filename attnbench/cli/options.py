@@ -20,6 +20,10 @@ from attnbench.suite.cell import Pass, Positions
 Count = partial(typer.Option, metavar="N")
 File = partial(typer.Option, metavar="FILE")
 Limit = partial(typer.Option, min=1, max=1e6, metavar="SECONDS")
+Variant = partial(typer.Option, metavar="VARIANT", autocompletion=completion.variants)
+Input = partial(typer.Option, metavar="INPUT", autocompletion=completion.inputs)
+Task = partial(typer.Option, metavar="TASK", autocompletion=completion.tasks)
+Shape = partial(typer.Option, autocompletion=completion.shapes)
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
 OUT = typer.Option(metavar="FOLDER", help="Folder for results.")
@@ -98,10 +102,8 @@ class CompareOptions(TypedDict, total=False):
     ]
     shape: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins.",
-            autocompletion=completion.shapes,
+        Shape(
+            metavar="NAME", help="Heads, widths and causal of a published shape: llama3-8b; an option beside it wins."
         ),
     ]
     heads: Annotated[Heads, Default(8)]
@@ -166,13 +168,7 @@ class CompareOptions(TypedDict, total=False):
     ]
     compile: Compile
     launch: Annotated[Launch, typer.Option("--launch", help=LAUNCH), Default("auto")]
-    inputs: Annotated[
-        str,
-        typer.Option(
-            metavar="INPUT", help="Where q, k, v come from (attnbench list inputs).", autocompletion=completion.inputs
-        ),
-        Default("gaussian"),
-    ]
+    inputs: Annotated[str, Input(help="Where q, k, v come from (attnbench list inputs)."), Default("gaussian")]
     error: Annotated[bool, typer.Option("--error/--no-error", help="Also measure the error."), Default(True)]
     threads: Threads
     seed: Annotated[Seed, Default(0)]
@@ -189,18 +185,13 @@ class CompareOptions(TypedDict, total=False):
 class BestOptions(TypedDict, total=False):
     """Options of ``attnbench best`` and :func:`attnbench.best`."""
 
-    shape: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,...", help="Published shapes: llama3-8b,gpt-oss.", autocompletion=completion.shapes),
-    ]
+    shape: Annotated[str | None, Shape(metavar="NAME,...", help="Published shapes: llama3-8b,gpt-oss.")]
     variants: Annotated[
         Sequence[str],
-        typer.Option(
+        Variant(
             "--variant",
             "-v",
-            metavar="VARIANT",
             help="Choose among these; exact, the default, stands for all exact forms of the machine; may be repeated.",
-            autocompletion=completion.variants,
         ),
         Default((), list[str] | None),
     ]
@@ -237,13 +228,7 @@ class HistoryOptions(TypedDict, total=False):
 
     variants: Annotated[
         Sequence[str],
-        typer.Option(
-            "--variant",
-            "-v",
-            metavar="VARIANT",
-            help="Only this variant, by name or label; may be repeated.",
-            autocompletion=completion.variants,
-        ),
+        Variant("--variant", "-v", help="Only this variant, by name or label; may be repeated."),
         Default((), list[str] | None),
     ]
     select: Select
@@ -328,13 +313,7 @@ class MatchOptions(TypedDict, total=False):
         Default(None, str | None),
         Use.ANY,
     ]
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="INPUT", help="Where q, k, v come from; default: gaussian.", autocompletion=completion.inputs
-        ),
-        Use.COST | Use.RUN,
-    ]
+    inputs: Annotated[str | None, Input(help="Where q, k, v come from; default: gaussian."), Use.COST | Use.RUN]
     draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5), Use.COST]
     most: Annotated[int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length.")]
     heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2.")]
@@ -353,11 +332,7 @@ class MatchOptions(TypedDict, total=False):
     compile: Annotated[Compile, Use.COST]
     task: Annotated[
         str | None,
-        typer.Option(
-            metavar="TASK",
-            help="With --score: task to train on (attnbench list tasks); default: recall.",
-            autocompletion=completion.tasks,
-        ),
+        Task(help="With --score: task to train on (attnbench list tasks); default: recall."),
         Use.SCORE | Use.RUN,
     ]
     steps: Annotated[Steps, Default(400), Use.SCORE]
@@ -415,11 +390,7 @@ class RunOptions(TypedDict, total=False):
 class ScoreOptions(TypedDict, total=False):
     """Options of ``attnbench score``."""
 
-    task: Annotated[
-        str,
-        typer.Option(metavar="TASK", help="Task to train on (attnbench list tasks).", autocompletion=completion.tasks),
-        Default("recall"),
-    ]
+    task: Annotated[str, Task(help="Task to train on (attnbench list tasks)."), Default("recall")]
     n: Annotated[int, typer.Option("--n", min=1, metavar="LENGTH", help="Tokens in a sequence."), Default(64)]
     test_n: Annotated[
         str | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 import typer
 
-from attnbench.cli import completion, options
+from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.screen.outputs import draw, refuse_files, write_rows
 from attnbench.cli.signature import command, completed
@@ -31,12 +31,8 @@ def swap(
     model: options.ModelName,
     variant: Annotated[
         list[str] | None,
-        typer.Option(
-            "--variant",
-            "-v",
-            metavar="VARIANT",
-            help="What takes the place of attention, options in the text; may be repeated.",
-            autocompletion=completion.variants,
+        options.Variant(
+            "--variant", "-v", help="What takes the place of attention, options in the text; may be repeated."
         ),
     ] = None,
     *,
