@@ -17,12 +17,7 @@ def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of a run, or of a suite for its newest run.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The run that is compared with it.")],
     above: Annotated[
-        float,
-        typer.Option(
-            parser=decisions.limit,
-            metavar="RATIO",
-            help="A ratio of times beyond it counts as slower or faster; 1 or more.",
-        ),
+        float, decisions.Ratio(help="A ratio of times beyond it counts as slower or faster; 1 or more.")
     ] = 1.05,
     on: decisions.OnOption = "time,memory,error,status,score",
     **given: Unpack[decisions.JudgeOptions],

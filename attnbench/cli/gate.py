@@ -29,12 +29,7 @@ def gate(
         list[Path] | None,
         typer.Option(metavar="RESULTS", help="The last 8 runs before NEW in this folder that compare with it."),
     ] = None,
-    fail_above: Annotated[
-        float,
-        typer.Option(
-            parser=decisions.limit, metavar="RATIO", help="Fail if a time is above it, new over old; 1 or more."
-        ),
-    ] = 1.05,
+    fail_above: Annotated[float, decisions.Ratio(help="Fail if a time is above it, new over old; 1 or more.")] = 1.05,
     on: decisions.OnOption = "time,memory,error,status",
     confirm: Annotated[int, Count(min=0, max=20, help="Measure cells that seem slower for N more rounds.")] = 0,
     missing: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
@@ -36,6 +37,8 @@ def limit(text: str | float) -> float:
     return value
 
 
+Ratio = partial(typer.Option, parser=limit, metavar="RATIO")
+
 OnOption = Annotated[
     str, typer.Option("--on", metavar="MEASURES", help="What is compared: time, memory, error, status, score.")
 ]
@@ -44,12 +47,8 @@ OnOption = Annotated[
 class JudgeOptions(TypedDict, total=False):
     """Options of both commands."""
 
-    memory_above: Annotated[
-        float, typer.Option(parser=limit, metavar="RATIO", help="The same for peak memory."), Default(1.02)
-    ]
-    error_above: Annotated[
-        float, typer.Option(parser=limit, metavar="RATIO", help="The same for the error."), Default(1.1)
-    ]
+    memory_above: Annotated[float, Ratio(help="The same for peak memory."), Default(1.02)]
+    error_above: Annotated[float, Ratio(help="The same for the error."), Default(1.1)]
     relative_to: Annotated[
         str | None, typer.Option(metavar="VARIANT", help="Divide times by the drift of this unchanged variant.")
     ]
