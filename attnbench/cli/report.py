@@ -68,21 +68,13 @@ def report(
     sources = read_sources(runs or [Path("results")], warn=doubt)
     older = read_against(sources.folders, against) if against else None
     page = make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
-    file = out or _place(list(sources.folders.values()))
+    folders = list(sources.folders.values())
+    file = out or (folders[0] / FILE if len(folders) == 1 else Path(FILE))
     write_output(file, page)
     console.line(f"{file}")
-    count = len(sources.folders)
-    console.note(f"{quantity(len(sources.frame), 'row')} of {quantity(count, 'run')}, {format_bytes(len(page))}")
+    console.note(f"{quantity(len(sources.frame), 'row')} of {quantity(len(folders), 'run')}, {format_bytes(len(page))}")
     if open_:
-        _open(file)
+        import webbrowser
 
-
-def _place(folders: list[Path]) -> Path:
-    return folders[0] / FILE if len(folders) == 1 else Path(FILE)
-
-
-def _open(file: Path) -> None:
-    import webbrowser
-
-    if not webbrowser.open(file.resolve().as_uri()):
-        console.warning(f"no browser could be started; open {file} yourself")
+        if not webbrowser.open(file.resolve().as_uri()):
+            console.warning(f"no browser could be started; open {file} yourself")
