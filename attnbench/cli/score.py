@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from attnbench.cli import options
 from attnbench.cli.screen import console
 from attnbench.cli.signature import command, completed
 from attnbench.errors import NothingMeasured, UsageError
 from attnbench.text import quantity
-
-if TYPE_CHECKING:
-    from attnbench.harness.plan import Plan
 
 
 @command(options.ScoreOptions)
@@ -30,7 +27,11 @@ def score(
     """
     if not variants:
         raise UsageError("score needs a variant; for example: attnbench score performer linear softmax --task recall")
+    from attnbench.cli.screen.run import measured
+    from attnbench.cli.screen.score import print_scores
     from attnbench.contract.plugins.discovery import with_modules
+    from attnbench.contract.spec import parse_specs
+    from attnbench.contract.variant import VARIANTS
     from attnbench.harness.plan import Options, make_plan
     from attnbench.harness.score.score_question import ScoreQuestion
     from attnbench.harness.trial import load_all
@@ -39,22 +40,9 @@ def score(
     asked = ScoreQuestion(**{one.name: of_run.pop(one.name) for one in fields(ScoreQuestion)})
     names, plugins = with_modules(variants, of_run.pop("plugins") or ())
     load_all(plugins)
-    suite = asked.suite("score", _specs(names))
-    _train(make_plan(suite, Options(**of_run, plugins=tuple(plugins))), as_json=as_json)
-
-
-def _specs(variants: list[str]) -> list[str]:
-    from attnbench.contract.spec import parse_specs
-    from attnbench.contract.variant import VARIANTS
-
-    specs = [VARIANTS.get(spec.name).normalise(spec).label for text in variants for spec in parse_specs(text)]
-    return list(dict.fromkeys([*specs, "identity"]))
-
-
-def _train(plan: Plan, *, as_json: bool) -> None:
-    from attnbench.cli.screen.run import measured
-    from attnbench.cli.screen.score import print_scores
-
+    specs = [VARIANTS.get(spec.name).normalise(spec).label for name in names for spec in parse_specs(name)]
+    suite = asked.suite("score", list(dict.fromkeys([*specs, "identity"])))
+    plan = make_plan(suite, Options(**of_run, plugins=tuple(plugins)))
     console.only_repeats()
     ((folder, records),) = measured(plan, what="trainings")
     if as_json:
