@@ -290,7 +290,7 @@ def report(
     from attnbench.answers.report.against import read_against
     from attnbench.answers.report.check_findings import read_laws
     from attnbench.answers.report.html_page import make_page
-    from attnbench.answers.report.provenance import of_frame, read_sources
+    from attnbench.answers.report.provenance import folders_of, read_sources
     from attnbench.files import write_output
 
     doubts: list[str] = []
@@ -300,10 +300,10 @@ def report(
         warnings.warn(said, stacklevel=2)
 
     paths = [results] if isinstance(results, str | Path) else results
-    sources = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else of_frame(paths)
+    rows = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else paths
     laws = read_laws(Path(check)) if check is not None else []
-    older = read_against(sources.folders, Path(against)) if against is not None else None
-    page = ReportPage(make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
+    older = read_against(folders_of(rows), Path(against)) if against is not None else None
+    page = ReportPage(make_page(rows, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
     if save is not None:
         write_output(Path(save), page)
     return page

@@ -53,7 +53,7 @@ def report(
     from attnbench.answers.report.against import read_against
     from attnbench.answers.report.check_findings import read_laws
     from attnbench.answers.report.html_page import make_page
-    from attnbench.answers.report.provenance import read_sources
+    from attnbench.answers.report.provenance import folders_of, read_sources
     from attnbench.files import write_output
     from attnbench.units import format_bytes
 
@@ -65,14 +65,14 @@ def report(
         console.warning(said)
 
     laws = read_laws(check) if check else []
-    sources = read_sources(runs or [Path("results")], warn=doubt)
-    older = read_against(sources.folders, against) if against else None
-    page = make_page(sources, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
-    folders = list(sources.folders.values())
-    file = out or (folders[0] / FILE if len(folders) == 1 else Path(FILE))
+    rows = read_sources(runs or [Path("results")], warn=doubt)
+    folders = folders_of(rows)
+    older = read_against(folders, against) if against else None
+    page = make_page(rows, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
+    file = out or (next(iter(folders.values())) if len(folders) == 1 else Path()) / FILE
     write_output(file, page)
     console.line(f"{file}")
-    console.note(f"{quantity(len(sources.frame), 'row')} of {quantity(len(folders), 'run')}, {format_bytes(len(page))}")
+    console.note(f"{quantity(len(rows), 'row')} of {quantity(len(folders), 'run')}, {format_bytes(len(page))}")
     if open_:
         import webbrowser
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.answers.report.html_page import make_page
-from attnbench.answers.report.provenance import of_frame
 from attnbench.results.export.tables import as_text, tables_of
 from attnbench.results.frame import marks
 from attnbench.results.read import read_results
@@ -64,7 +63,7 @@ def test_no_interval_is_told_as_more_than_a_fifth_and_none_leaves_out_an_end(
 def test_the_same_row_has_the_same_texts_in_markdown_latex_and_a_report() -> None:
     run = rows()
     frame = read_results(RUN)
-    shown = Read(make_page(of_frame(frame))).rows
+    shown = Read(make_page(frame)).rows
     text = "\n".join(as_text(table, "markdown") for table in tables_of(run))
     found = [one for one in shown if not one["status"] and one["time"]]
     assert len(found) > 50

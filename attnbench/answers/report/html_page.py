@@ -18,9 +18,9 @@ from attnbench.answers.report.check_findings import CheckedVariant, unchecked
 from attnbench.answers.report.figures import draw_views, draw_whole, drawn
 from attnbench.answers.report.provenance import (
     MachineClass,
-    Sources,
     by_machine,
     environment_of,
+    folders_of,
     heading,
     name_of,
     title_of,
@@ -50,7 +50,7 @@ _OWN = ("tradeoff", "scaling", "error", "scores")
 
 
 def make_page(
-    sources: Sources,
+    frame: pd.DataFrame,
     *,
     title: str | None = None,
     laws: Sequence[CheckedVariant] = (),
@@ -63,7 +63,7 @@ def make_page(
     ``title``: by default the suites and the machine. ``figures``: also include the other ones of ``attnbench plot``.
     ``doubts``: warnings from reading the runs. Raises ResultsError if this is not a results table.
     """
-    machines = by_machine(sources)
+    machines, folders = by_machine(frame), folders_of(frame)
     changes = against.changes if against else {}
     shared = SharedStyles()
     others = [kind for kind in FIGURES if kind not in _OWN and (figures or kind == "swap")]
@@ -73,10 +73,9 @@ def make_page(
     ]
     titles = [title_of(machine) for machine in machines]
     for shown, machine, name in zip(sections, machines, titles, strict=True):
-        shown["trends"] = list(_trends(machine, sources.folders, shared))
+        shown["trends"] = list(_trends(machine, folders, shared))
         if titles.count(name) > 1:
             shown["title"] = one_line(f"{name}: {', '.join(machine.environments)}", 160)
-    frame = sources.frame
     return rendered(
         "report.html",
         shared,

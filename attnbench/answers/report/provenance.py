@@ -46,17 +46,8 @@ _NOT_SAID |= {"run_id", "opening", "ends", "products", "machines"}  # the rows s
 _NOT_SAID |= {"together", "sources", "repeats"}
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Rows of one run or several, and the ``environment.json`` of each."""
-
-    frame: pd.DataFrame
-    environments: dict[str, dict[str, Any]]
-    folders: dict[str, Path]
-
-
-def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) -> Sources:
-    """Read runs, tables and folders of runs, as ``attnbench plot`` takes them.
+def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) -> pd.DataFrame:
+    """The rows of runs, tables and folders of runs, as ``attnbench plot`` takes them.
 
     ``warn`` gets a line for each fault of a run outside its rows. Raises UsageError if one run is named twice,
     CorruptResults for altered rows or ``environment.json``, and ResultsError if there is nothing to read.
@@ -67,17 +58,12 @@ def read_sources(paths: Sequence[str | Path], *, warn: Callable[[str], None]) ->
         if (whole := file.resolve()) in seen:
             raise UsageError(f"{file} is named twice; name each run once, and a folder that holds it not as well")
         seen[whole] = file
-    return of_frame(read_results(files if len(files) != 1 else files[0], warn=warn))
+    return read_results(files if len(files) != 1 else files[0], warn=warn)
 
 
-def of_frame(frame: pd.DataFrame) -> Sources:
-    """The sources of rows that :func:`attnbench.read_results` has read."""
-    folders = {str(name): Path(folder) for name, folder in frame.attrs.get(FOLDERS, ())}
-    written = {
-        name: RunFolder(folder).environment if (folder / ENVIRONMENT).is_file() else {}
-        for name, folder in folders.items()
-    }
-    return Sources(frame, written, folders)
+def folders_of(frame: pd.DataFrame) -> dict[str, Path]:
+    """Name -> folder of each run whose rows :func:`attnbench.read_results` has read."""
+    return {str(name): Path(folder) for name, folder in frame.attrs.get(FOLDERS, ())}
 
 
 @dataclass(frozen=True)
@@ -88,11 +74,12 @@ class MachineClass:
     environments: Mapping[str, Mapping[str, Any]]
 
 
-def by_machine(sources: Sources) -> list[MachineClass]:
+def by_machine(frame: pd.DataFrame) -> list[MachineClass]:
     """The rows by class of machine, in the order of the table."""
-    frame = sources.frame
+    folders = {name: folder for name, folder in folders_of(frame).items() if (folder / ENVIRONMENT).is_file()}
+    written = {name: RunFolder(folder).environment for name, folder in folders.items()}
     runs = frame[RUN] if RUN in frame else pd.Series(ONLY, index=frame.index)
-    known = {str(run): sources.environments.get(str(run), {}) for run in dict.fromkeys(runs)}
+    known = {str(run): written.get(str(run), {}) for run in dict.fromkeys(runs)}
     classes = _classes(known)
     # A table without its folder does not say its class.
     keys = [classes[run] or f"id {name}" for run, name in zip(runs, frame["machine_id"], strict=True)]

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from attnbench.answers.report.html_page import make_page
-from attnbench.answers.report.provenance import of_frame
 from attnbench.answers.report.table_rows import COLUMNS
 from tests import committed
 
@@ -78,7 +77,7 @@ class Read(HTMLParser):
 
 
 def page_of(frame: Any, **how: Any) -> str:
-    return make_page(of_frame(frame), **how)
+    return make_page(frame, **how)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pytest
 from attnbench.answers.gate.decide import GateQuestion, decide
 from attnbench.answers.report.against import read_against
 from attnbench.answers.report.html_page import make_page
-from attnbench.answers.report.provenance import read_sources
+from attnbench.answers.report.provenance import folders_of, read_sources
 from attnbench.answers.report.table_rows import times
 from attnbench.errors import ResultsError, UsageError
 from attnbench.measure.status import Status
@@ -26,8 +26,8 @@ def old(tmp_path: Path) -> Path:
 
 
 def report(new: Path, old: Path) -> Read:
-    sources = read_sources([new], warn=pytest.fail)
-    return Read(make_page(sources, against=read_against(sources.folders, old)))
+    rows = read_sources([new], warn=pytest.fail)
+    return Read(make_page(rows, against=read_against(folders_of(rows), old)))
 
 
 def test_each_row_has_its_ratio_with_an_interval_and_the_verdict_of_diff(old: Path, tmp_path: Path) -> None:

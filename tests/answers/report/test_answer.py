@@ -8,7 +8,6 @@ import pytest
 from attnbench.answers.report.answer import answer, beside_softmax, share
 from attnbench.answers.report.figures import MOST, draw_whole
 from attnbench.answers.report.html_page import make_page
-from attnbench.answers.report.provenance import of_frame
 from attnbench.answers.report.table_rows import marked
 from attnbench.answers.report.views import found_in, views
 from attnbench.figures.kit.inline import SharedStyles
@@ -209,7 +208,7 @@ def test_a_report_of_more_rows_has_wider_intervals_and_says_how_many_share_them(
     assert len(all_) > len(few)
     assert all(all_[row].low <= one.low < one.high <= all_[row].high for row, one in few.items())  # type: ignore[operator]
     assert any(all_[row].low < one.low for row, one in few.items())  # type: ignore[operator]
-    assert f"Ratios: joint 95 % over {len(all_)} comparisons" in make_page(of_frame(frame))
+    assert f"Ratios: joint 95 % over {len(all_)} comparisons" in make_page(frame)
 
 
 def test_rows_of_a_busy_machine_get_a_marked_verdict_or_none(lra: pd.DataFrame) -> None:
@@ -256,7 +255,7 @@ def test_a_share_of_memory_is_in_per_cent_until_it_is_more() -> None:
 
 
 def test_the_answer_names_what_was_measured_how_a_decoder_does_and_that_the_machine_was_busy() -> None:
-    said = Read(make_page(of_frame(read_results(REFERENCE / "generate-cpu")))).text
+    said = Read(make_page(read_results(REFERENCE / "generate-cpu"))).text
     assert "(float32, 32 heads × 128, batch 1, causal, 32 new tokens, 8 heads of keys and values, 2 threads" in said
     assert "259 ms to the first token, 975 µs per token, 16.2 MiB of cache or state" in said
     assert "The machine was busy: 10 of 11 rows here are of disturbed samples" in said
@@ -272,6 +271,6 @@ def test_the_rows_of_a_table_are_looked_through_once_however_many_lengths(monkey
     made = []
     agreeing = contenders._agreeing
     monkeypatch.setattr(contenders, "_agreeing", lambda *given: made.append(1) or agreeing(*given))
-    make_page(of_frame(every))
+    make_page(every)
     assert 1 <= len(looked) <= 3
     assert 1 <= len(made) <= MOST + 2, "points are made of the lengths that are shown or told alone"
