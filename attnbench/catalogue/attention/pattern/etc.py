@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES, Mod
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.flex_attention import Mod
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.patterns.bands import around_global
 from attnbench.catalogue.engines.patterns.keys import Beside, Window
 from attnbench.catalogue.engines.patterns.pattern_softmax import attend
@@ -41,7 +41,7 @@ from attnbench.contract.variant import Knob, No, Traits, register
         knob=Knob("window"),
         given=(
             ("max_distance=0", {"target": "softmax", "stochastic": False}),
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+            COMPILED,
         ),
     ),
     settings=("window=3,global_tokens=2,max_distance=2", "window=2,global_tokens=3,max_distance=0"),

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.patterns.bands import ROWS, band, blocks_per_tile, triangle
 from attnbench.catalogue.engines.patterns.keys import Window
 from attnbench.catalogue.engines.patterns.pattern_softmax import attend
@@ -46,7 +45,7 @@ _WINDOW = 128
         sink=True,
         exact_with=("window={n}", "block={n}", "block=3,look_around={n}"),
         knob=Knob("window"),
-        given=(("block", {"knob": Knob("look_around", step=1)}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
+        given=(("block", {"knob": Knob("look_around", step=1)}), COMPILED),
     ),
     settings=("window=3", "block=5,look_around=1", "window=2,dilation=3", "block=4"),
 )

@@ -10,8 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.patterns.bands import around_global
 from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.contract.problem.position_bias import position_bias
@@ -40,7 +39,7 @@ _ONE_WIDTH = "own projections map values to themselves, head by head, as wide as
         sink=True,
         exact_with=("window={n}", "window={n},global_tokens=0", "window=1,global_tokens={n}"),
         knob=Knob("window"),
-        given=(("projections=own", {"v_dim": No(_ONE_WIDTH)}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
+        given=(("projections=own", {"v_dim": No(_ONE_WIDTH)}), COMPILED),
     ),
     settings=("window=2,global_tokens=2", "window=1,dilation=2,projections=own"),
 )

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.patterns.canvas import Layout, attend_on_canvas, tokens_seen, with_text
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
@@ -33,7 +32,7 @@ from attnbench.contract.variant import No, Traits, register
         bias=No("it is a pattern of places in frames, whose distance in the sequence means nothing"),
         sink=True,
         shares="by itself",
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
         exact_with=("frame={n}", "frame=2,text={n}"),
     ),
     settings=("frame=4,block=2", "frame=5,block=2,text=3", "frame=2,block=2", "frame=9,block=4"),

@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.patterns.canvas import (
     Layout,
     attend_on_canvas,
@@ -39,7 +38,7 @@ from attnbench.contract.variant import No, Traits, register
         bias=No("its tiles hold tokens of several rows and frames, whose places in the sequence mean nothing"),
         sink=True,
         shares="by itself",
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
         exact_with=("window={n}x{n}x{n},frame=2x2,tile=2x2x2", "frame=1x1,text={n}"),
     ),
     settings=(

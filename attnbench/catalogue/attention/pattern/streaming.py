@@ -15,8 +15,7 @@ from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.decoding.ring import Ring
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.patterns.bands import with_first
 from attnbench.catalogue.engines.patterns.pattern_softmax import attend
@@ -51,7 +50,7 @@ class Streamed(NamedTuple):
         exact_with=("window={n}", "window=1,sinks={n}"),
         knob=Knob("window"),
         own_form_both_ways="the window lies on both sides of a token; the paper is causal",
-        given=(("rotary=true", {"target": "other"}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
+        given=(("rotary=true", {"target": "other"}), COMPILED),
     ),
     settings=("window=3,sinks=2", "window=4,sinks=3,rotary=true", "window=2,sinks=0"),
 )

@@ -14,8 +14,7 @@ from attnbench.catalogue.engines import fla, forms
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern
 from attnbench.catalogue.engines.gathered.choice import Choice
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
@@ -65,7 +64,7 @@ class Pooled(NamedTuple):
         own_form="three branches on the same keys and values, pooled by a learned average; the paper has keys and "
         "values for each, pooled by an MLP",
         given=(
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+            COMPILED,
             ("form=fla", {"key_padding": No(fla.NO_MASK)}),
             ("branch=compressed", {"stochastic": False, "knob": None}),
             (

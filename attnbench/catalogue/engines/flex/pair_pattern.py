@@ -14,14 +14,18 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from attnbench.catalogue.engines import forms
 from attnbench.catalogue.engines.flex.block_mask import Seen, asking
-from attnbench.catalogue.engines.flex.flex_attention import FlexKernel, Mod, added_by_distance
+from attnbench.catalogue.engines.flex.flex_attention import DTYPES, FlexKernel, Mod, added_by_distance
 from attnbench.catalogue.engines.masks import emptied
 from attnbench.catalogue.engines.tiling import learned
 from attnbench.contract.compiled import apart, foreseen
 from attnbench.contract.problem.position_bias import PositionBias
 from attnbench.contract.problem.sink import Sink
+from attnbench.contract.traits import TraitChanges
 
 Form = Annotated[Literal["auto", "torch", "flex"], Field(description=forms.WHICH)]
+
+COMPILED: tuple[str, TraitChanges] = ("form=flex", {"compiled": True, "dtypes": DTYPES})
+"""The claims of a variant with this option."""
 
 Added = PositionBias | Callable[[Tensor], tuple[Tensor, Mod]]
 """An addition to scores: a bias, or a map from q to a tensor that may be learned and the function that adds it."""

@@ -17,8 +17,7 @@ from attnbench.catalogue.attention.pattern.sparse.fixed import Fixed, SummaryTok
 from attnbench.catalogue.attention.pattern.sparse.strided import Stride, Strided
 from attnbench.catalogue.engines.decoding import kv_cache
 from attnbench.catalogue.engines.flex.block_mask import by_places
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
 from attnbench.catalogue.engines.head_groups import HeadGroups
 from attnbench.catalogue.engines.patterns.pattern_softmax import attend
 from attnbench.catalogue.engines.precision import accumulator
@@ -47,7 +46,7 @@ _SUMMARISED = Needs("pattern=fixed or pattern=summary")
             ("causal=false", {"own_form": "the mask is symmetrised; the paper's patterns are causal"}),
             ("pattern=fixed", {"knob": Knob("summary")}),
             ("pattern=summary", {"knob": Knob("summary")}),
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+            COMPILED,
         ),
     ),
     settings=(
