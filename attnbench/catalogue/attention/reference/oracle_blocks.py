@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting, block_range
 from attnbench.catalogue.engines.blocks.selection import BlockPairs, in_blocks, largest, listed, own_blocks, products
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
-from attnbench.catalogue.engines.masks import visible_pairs
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.catalogue.engines.precision import hidden
-from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import Knob, No, Traits, register
 
 
@@ -34,7 +31,7 @@ from attnbench.contract.variant import Knob, No, Traits, register
         sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
         knob=Knob("blocks", step=1),
     ),
     settings=("block=3,blocks=3", "block=4,blocks=1", "block=5,blocks=2"),
@@ -61,24 +58,18 @@ class OracleBlocks(BlockSelecting):
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"oracle-blocks, block={block}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
-        self.causal, self.block, self.blocks = shape.causal, block, blocks
+        super().__init__(shape, f"oracle-blocks, block={block}", form)
+        self.block, self.blocks = block, blocks
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, D = q.shape
-        x, keys = q.detach(), of_query_heads(k.detach(), H)
-        allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
-        visible = visible_pairs(q, keys, self.causal, key_mask).expand(B, H, N, N)
-        for b, h, i in torch.cartesian_prod(*map(torch.arange, (B, H, N))).tolist():
-            logits = (keys[b, h] @ x[b, h, i] * D**-0.5).masked_fill(~visible[b, h, i], -torch.inf)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        for i, query in enumerate(q):
+            seen = real & (torch.arange(len(q), device=q.device) <= i) if self.causal else real
+            logits = (k @ query * q.shape[1] ** -0.5).masked_fill(~seen, -torch.inf)
             mass = [float(one.sum()) for one in logits.softmax(0).nan_to_num(0.0).split(self.block)]
             own = i // self.block
             others = sorted((J for J in range(len(mass)) if own != J), key=lambda J: -mass[J])
             for J in [own, *others[: self.blocks - 1]]:
-                allowed[b, h, i, J * self.block : (J + 1) * self.block] = True
-        return self.over(allowed, (q, k, v), key_mask)
+                yield slice(i, i + 1), block_range(J, self.block)
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         N, D = q.shape[2:]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting, block_range
 from attnbench.catalogue.engines.blocks.selection import (
     BlockPairs,
     Grid,
@@ -22,11 +22,8 @@ from attnbench.catalogue.engines.blocks.selection import (
     of_last_queries,
     own_blocks,
 )
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
-from attnbench.contract.problem.reference import of_query_heads
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import No, Traits, register
 
 One = TypeVar("One", int, tuple[int, int])
@@ -47,7 +44,7 @@ One = TypeVar("One", int, tuple[int, int])
         shares="by itself",
         reads_ahead="the last queries of the sequence choose for all, or all blocks of a head are ranked together",
         exact_with=("mass=1",),
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
         own_form_both_ways="distances of either sign count as diagonals; the paper is causal",
     ),
     settings=(
@@ -90,24 +87,15 @@ class FlexPrefill(BlockSelecting):
         least: Annotated[int, Field(ge=0, description="tokens that are kept at least")] = 1024,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"flexprefill, block={block}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
-        self.causal, self.block, self.mass, self.distance = shape.causal, block, mass, distance
+        super().__init__(shape, f"flexprefill, block={block}", form)
+        self.block, self.mass, self.distance = block, mass, distance
         self.least = -(-least // block)
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, _ = q.shape
-        x, y = q.detach().double(), of_query_heads(k.detach().double(), H)
-        allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
-        starts = range(0, N, self.block)
-        for b, h in torch.cartesian_prod(torch.arange(B), torch.arange(H)).tolist():
-            real = [i for i in range(N) if key_mask is None or bool(key_mask[b, i])]
-            blocks = [[j for j in real if s <= j < s + self.block] for s in starts]
-            for I, J in self._kept(x[b, h], y[b, h], real, blocks):
-                rows, columns = (slice(one * self.block, (one + 1) * self.block) for one in (I, J))
-                allowed[b, h, rows, columns] = True
-        return self.over(allowed, (q, k, v), key_mask)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        tokens = real.nonzero()[:, 0].tolist()
+        blocks = [[j for j in tokens if s <= j < s + self.block] for s in range(0, len(q), self.block)]
+        for I, J in self._kept(q.double(), k.double(), tokens, blocks):
+            yield block_range(I, self.block), block_range(J, self.block)
 
     def _kept(self, q: Tensor, k: Tensor, real: list[int], blocks: list[list[int]]) -> set[tuple[int, int]]:
         scale, total = q.shape[1] ** -0.5, len(blocks)

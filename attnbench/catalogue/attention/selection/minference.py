@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting, block_range
 from attnbench.catalogue.engines.blocks.selection import (
     BlockPairs,
     Grid,
@@ -18,11 +19,8 @@ from attnbench.catalogue.engines.blocks.selection import (
     of_last_queries,
     own_blocks,
 )
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
-from attnbench.contract.problem.reference import of_query_heads
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import Needs, No, Traits, register
 
 _AHEAD = "the columns and diagonals that the last queries of the sequence attend to are those of all"
@@ -46,7 +44,7 @@ _LINES, _A_SHAPE = Needs("pattern=vertical-slash"), Needs("pattern=a-shape")
         shares="by itself",
         reads_ahead=_AHEAD,
         exact_with=("slash={n}",),
-        given=(("pattern=a-shape", {"reads_ahead": ""}), ("form=flex", {"compiled": True, "dtypes": DTYPES})),
+        given=(("pattern=a-shape", {"reads_ahead": ""}), COMPILED),
         own_form_both_ways="diagonals and windows reach both ways; the paper is causal",
     ),
     settings=(
@@ -98,33 +96,23 @@ class MInference(BlockSelecting):
         window: Annotated[int, Field(ge=1, description="keys up to a query"), _A_SHAPE] = 4096,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"minference, block={block}, pattern={pattern}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
-        self.causal, self.pattern, self.block = shape.causal, pattern, block
+        super().__init__(shape, f"minference, block={block}, pattern={pattern}", form)
+        self.pattern, self.block = pattern, block
         self.vertical, self.slash, self.first, self.recent, self.rows = vertical, slash, first, recent, last
         self.ahead, self.window = sink, window
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, _ = q.shape
-        x, y = q.detach().double(), of_query_heads(k.detach().double(), H)
-        allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
-        for b, h in torch.cartesian_prod(torch.arange(B), torch.arange(H)).tolist():
-            real = [i for i in range(N) if key_mask is None or bool(key_mask[b, i])]
-            if self.pattern == "a-shape":
-                columns: list[int] = []
-                blocks = {(I, J) for I, J in self._all(N) if J * self.block < self.ahead or self._near(I, J)}
-            else:
-                columns, distances = self._lines(x[b, h], y[b, h], real)
-                every = [i * self.block + r for i in range(-(-N // self.block)) for r in range(self.block)]
-                met = {(i // self.block, (i - one) // self.block) for i in every for one in distances}
-                blocks = {(I, J) for I, J in self._all(N) if I == J or (I, J) in met}
-            for j in columns:
-                allowed[b, h, :, j] = True
-            for I, J in blocks:
-                rows, keys = (slice(one * self.block, (one + 1) * self.block) for one in (I, J))
-                allowed[b, h, rows, keys] = True
-        return self.over(allowed, (q, k, v), key_mask)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        N = len(q)
+        if self.pattern == "a-shape":
+            blocks = {(I, J) for I, J in self._all(N) if J * self.block < self.ahead or self._near(I, J)}
+        else:
+            columns, distances = self._lines(q.double(), k.double(), real.nonzero()[:, 0].tolist())
+            every = [i * self.block + r for i in range(-(-N // self.block)) for r in range(self.block)]
+            met = {(i // self.block, (i - one) // self.block) for i in every for one in distances}
+            blocks = {(I, J) for I, J in self._all(N) if I == J or (I, J) in met}
+            yield from ((slice(0, N), slice(j, j + 1)) for j in columns)
+        for I, J in blocks:
+            yield block_range(I, self.block), block_range(J, self.block)
 
     def _all(self, N: int) -> list[tuple[int, int]]:
         total = -(-N // self.block)

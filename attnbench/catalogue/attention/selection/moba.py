@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting, block_range
 from attnbench.catalogue.engines.blocks.selection import (
     BlockPairs,
     in_blocks,
@@ -19,12 +20,10 @@ from attnbench.catalogue.engines.blocks.selection import (
     products,
 )
 from attnbench.catalogue.engines.decoding.kv_cache import Cache, attend
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.catalogue.engines.precision import accumulator
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import Knob, No, Traits, register
 
 
@@ -50,7 +49,7 @@ class BlockMeans(NamedTuple):
         sink=True,
         shares="by itself",
         exact_with=("blocks={n},block=2",),
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
         knob=Knob("blocks", step=1),
         own_form_both_ways="later blocks compete with earlier ones; the paper is causal",
     ),
@@ -84,28 +83,18 @@ class MoBA(BlockSelecting):
         blocks: Annotated[int, Field(ge=1, description="blocks that a query attends to, its own included")] = 4,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"moba, block={block}, blocks={blocks}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
-        self.causal, self.block, self.blocks, self.capacity = shape.causal, block, blocks, shape.M
+        super().__init__(shape, f"moba, block={block}, blocks={blocks}", form)
+        self.block, self.blocks, self.capacity = block, blocks, shape.M
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, _ = q.shape
-        x, keys = q.detach(), of_query_heads(k.detach(), H)
-        allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
-        starts = range(0, N, self.block)
-        for b in range(B):
-            real = torch.ones(N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
-            for h in range(H):
-                some = [real[s : s + self.block] for s in starts]
-                mean = [keys[b, h, s : s + self.block][one].mean(0) for s, one in zip(starts, some, strict=True)]
-                for i in range(N):
-                    own = i // self.block
-                    others = range(own if self.causal else len(mean))
-                    gates = {J: float(x[b, h, i] @ mean[J]) for J in others if own != J and bool(some[J].any())}
-                    for J in [own, *sorted(gates, key=lambda J: -gates[J])[: self.blocks - 1]]:
-                        allowed[b, h, i, J * self.block : (J + 1) * self.block] = True
-        return self.over(allowed, (q, k, v), key_mask)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        some = torch.split(real, self.block)
+        mean = [keys[one].mean(0) for keys, one in zip(torch.split(k, self.block), some, strict=True)]
+        for i, query in enumerate(q):
+            own = i // self.block
+            others = range(own if self.causal else len(mean))
+            gates = {J: float(query @ mean[J]) for J in others if own != J and bool(some[J].any())}
+            for J in [own, *sorted(gates, key=lambda J: -gates[J])[: self.blocks - 1]]:
+                yield slice(i, i + 1), block_range(J, self.block)
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         N = q.shape[2]

@@ -12,8 +12,7 @@ from torch.nn.functional import layer_norm, linear, pad, rms_norm
 from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
 from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection
 from attnbench.catalogue.engines.decoding.kv_cache import Cache
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.catalogue.engines.gathered.chosen import answer_from_chosen, best
 from attnbench.catalogue.engines.gathered.key_index import Index, Ranked, lesson, probabilities, taught
 from attnbench.catalogue.engines.masks import emptied, visible_pairs
@@ -128,7 +127,7 @@ class LearnedRanking(nn.Module):
         knob=Knob("blocks", step=1),
         own_form="ranks keys by a random projection of q and k; the paper trains an indexer",
         given=(
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+            COMPILED,
             (
                 "indexer=learned",
                 {
@@ -213,13 +212,11 @@ class MSA(BlockSelecting):
         ] = "product",
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"msa, block={block}, causal={shape.causal}", form)
+        super().__init__(shape, f"msa, block={block}", form)
         plain = score == "product"
         if plain and indexer != "exact" and index_dim % 2:
             raise Unsupported(f"index queries and keys are turned in pairs of channels: index_dim {index_dim} is odd")
-        self.sink = None
-        self.causal, self.capacity, self.block, self.blocks = shape.causal, shape.M, block, blocks
+        self.capacity, self.block, self.blocks = shape.M, block, blocks
         self.index: RandomRanking | LearnedRanking | None = None
         if indexer == "random":
             self.index = RandomRanking(shape, index_heads, index_dim, plain=plain)

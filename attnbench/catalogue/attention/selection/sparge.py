@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -19,11 +20,9 @@ from attnbench.catalogue.engines.blocks.selection import (
     products,
     within,
 )
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import No, Traits, register
 from attnbench.errors import UsageError
 
@@ -45,7 +44,7 @@ from attnbench.errors import UsageError
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
         given=(
-            ("form=flex", {"compiled": True, "dtypes": DTYPES}),
+            COMPILED,
             (
                 "smooth_k=false",
                 {"own_form": "compares keys as they are; the authors' code takes the mean of all keys off them first"},
@@ -110,50 +109,40 @@ class Sparge(BlockSelecting):
         smooth_k: Annotated[bool, Field(description="take the mean of all keys off them before cosines")] = True,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"sparge, queries={queries}, keys={keys}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
+        super().__init__(shape, f"sparge, queries={queries}, keys={keys}", form)
         if queries % keys:
             raise UsageError(f"sparge: option keys={keys} must divide queries={queries}; try keys={queries}")
-        self.causal, self.queries, self.keys = shape.causal, queries, keys
+        self.queries, self.keys = queries, keys
         self.similarity, self.threshold, self.smooth_k = similarity, threshold, smooth_k
         self.holding = rule == "holding"
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        """Block by block, with the cosine of every pair of tokens, in an N × N mask."""
-        B, H, N, D = q.shape
-        x, y = q.detach(), of_query_heads(k.detach(), H)
-        allowed = torch.zeros(B, H, N, N, dtype=torch.bool, device=q.device)
-        for b, h in torch.cartesian_prod(torch.arange(B), torch.arange(H)).tolist():
-            real = torch.ones(N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask[b]
-            keys = y[b, h] - y[b, h][real].mean(0) if self.smooth_k and real.any() else y[b, h]
-            rows, columns = (
-                [slice(s, min(s + size, N)) for s in range(0, N, size)] for size in (self.queries, self.keys)
-            )
-            of_rows, of_columns = (
-                [one[place][real[place]] for place in places] for one, places in ((x[b, h], rows), (keys, columns))
-            )
-            for I, row in enumerate(of_rows):
-                seen = [J for J, one in enumerate(columns) if not self.causal or one.start < (I + 1) * self.queries]
-                own = [J for J in seen if columns[J].start < rows[I].stop and rows[I].start < columns[J].stop]
-                ranked = [J for J in seen if len(row) and len(of_columns[J]) and self._alike(of_columns[J])]
-                kept = {*own * self.holding, *(J for J in seen if J not in ranked)}
-                if ranked:
-                    scores = torch.stack([of_columns[J].mean(0) for J in ranked]) @ row.mean(0) * D**-0.5
-                    mass = dict(zip(ranked, scores.softmax(0).tolist(), strict=True))
-                    held = {J for J in own if J in mass and self.holding}
-                    for rank, J in enumerate(sorted(ranked, key=lambda J: -mass[J])):
-                        before = sum(mass[one] for one in held)
-                        fits = before < self.threshold if self.holding else before + mass[J] <= self.threshold
-                        if not (fits or (rank == 0 and not self.holding) or self.threshold == 1):
-                            break
-                        held.add(J)
-                    kept |= held
-                if not len(row) or not self._alike(row):
-                    kept = set(seen)
-                for J in kept:
-                    allowed[b, h, rows[I], columns[J]] = True
-        return self.over(allowed, (q, k, v), key_mask)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        """Block by block, with the cosine of every pair of tokens."""
+        N, D = q.shape
+        keys = k - k[real].mean(0) if self.smooth_k and real.any() else k
+        rows, columns = ([slice(s, min(s + size, N)) for s in range(0, N, size)] for size in (self.queries, self.keys))
+        of_rows, of_columns = (
+            [one[place][real[place]] for place in places] for one, places in ((q, rows), (keys, columns))
+        )
+        for I, row in enumerate(of_rows):
+            seen = [J for J, one in enumerate(columns) if not self.causal or one.start < (I + 1) * self.queries]
+            own = [J for J in seen if columns[J].start < rows[I].stop and rows[I].start < columns[J].stop]
+            ranked = [J for J in seen if len(row) and len(of_columns[J]) and self._alike(of_columns[J])]
+            kept = {*own * self.holding, *(J for J in seen if J not in ranked)}
+            if ranked:
+                scores = torch.stack([of_columns[J].mean(0) for J in ranked]) @ row.mean(0) * D**-0.5
+                mass = dict(zip(ranked, scores.softmax(0).tolist(), strict=True))
+                held = {J for J in own if J in mass and self.holding}
+                for rank, J in enumerate(sorted(ranked, key=lambda J: -mass[J])):
+                    before = sum(mass[one] for one in held)
+                    fits = before < self.threshold if self.holding else before + mass[J] <= self.threshold
+                    if not (fits or (rank == 0 and not self.holding) or self.threshold == 1):
+                        break
+                    held.add(J)
+                kept |= held
+            if not len(row) or not self._alike(row):
+                kept = set(seen)
+            yield from ((rows[I], columns[J]) for J in kept)
 
     def _alike(self, tokens: Tensor) -> bool:
         """Return True if the mean cosine of all pairs of ``(n, D)`` is large enough; False if a token has none."""

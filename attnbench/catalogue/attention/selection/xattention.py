@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.engines.blocks.selecting import BlockSelecting
+from attnbench.catalogue.engines.blocks.selecting import BlockSelecting, block_range
 from attnbench.catalogue.engines.blocks.selection import BlockPairs, heaviest, in_blocks, listed, own_blocks, products
-from attnbench.catalogue.engines.flex.flex_attention import DTYPES
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import No, Traits, register
 from attnbench.errors import UsageError
 
@@ -34,7 +34,7 @@ from attnbench.errors import UsageError
         shares="by itself",
         reads_ahead="the queries of a block share a choice, to which the later ones of them contribute",
         exact_with=("threshold=1",),
-        given=(("form=flex", {"compiled": True, "dtypes": DTYPES}),),
+        given=(COMPILED,),
     ),
     settings=("block=4,stride=2,threshold=0.6", "block=6,stride=3,threshold=0.8", "block=5,stride=1,threshold=0.5"),
 )
@@ -72,43 +72,30 @@ class XAttention(BlockSelecting):
         threshold: Annotated[float, Field(gt=0, le=1, description="share of the estimated mass that is kept")] = 0.9,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"xattention, block={block}, causal={shape.causal}", form)
-        self.sink = sink_of(shape)
+        super().__init__(shape, f"xattention, block={block}", form)
         if block % stride:
             raise UsageError(f"xattention: option stride={stride} must divide block={block}; try stride=1")
-        self.causal, self.block, self.stride, self.threshold = shape.causal, block, stride, threshold
+        self.block, self.stride, self.threshold = block, stride, threshold
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        B, H, N, D = q.shape
-        S, side, total = self.stride, self.block // self.stride, -(-N // self.block)
-        real = torch.ones(B, N, dtype=torch.bool, device=q.device) if key_mask is None else key_mask
-        seen = (real[:, None, :, None] & real[:, None, None, :]).expand(B, H, N, N)
-        if self.causal:
-            seen = seen.tril()
-        logits = (q.detach() @ of_query_heads(k.detach(), H).mT / D**0.5 / S).masked_fill(~seen, 0.0)
+    def read(self, q: Tensor, k: Tensor, real: Tensor) -> Iterator[tuple[slice, slice]]:
+        (N, D), S, side, total = q.shape, self.stride, self.block // self.stride, -(-len(q) // self.block)
+        seen = real[:, None] & real
+        logits = (q @ k.mT / D**0.5 / S).masked_fill(~(seen.tril() if self.causal else seen), 0.0)
         tiles = total * side
-        sums = logits.new_full((B, H, tiles, tiles), -torch.inf)
-        for I, J in torch.cartesian_prod(torch.arange(tiles), torch.arange(tiles)).tolist():
-            if I * S >= N or J * S >= N or (self.causal and J > I):
-                continue
-            pairs = [(I * S + S - 1 - s, J * S + s) for s in range(S)]
-            one = sum((logits[:, :, i, j] for i, j in pairs if max(i, j) < N), torch.zeros_like(logits[:, :, 0, 0]))
-            some = real[:, J * S : (J + 1) * S].any(1) & real[:, I * S : (I + 1) * S].any(1)
-            sums[:, :, I, J] = torch.where(some[:, None], one, -torch.inf)
+        sums = logits.new_full((tiles, tiles), -torch.inf)
+        for I, J in product(range(tiles), range(tiles)):
+            there = all(bool(real[block_range(one, S)].any()) for one in (I, J))
+            if there and not (self.causal and J > I):
+                pairs = [(I * S + S - 1 - s, J * S + s) for s in range(S)]
+                sums[I, J] = sum((logits[i, j] for i, j in pairs if max(i, j) < N), torch.zeros_like(logits[0, 0]))
         weights = sums.softmax(-1).nan_to_num(0.0)
-        masses = torch.unflatten(torch.unflatten(weights, 3, (total, side)).sum(4), 2, (total, side)).sum(3)
-        allowed = torch.zeros_like(seen)
-        for b, h, I in torch.cartesian_prod(*map(torch.arange, (B, H, total))).tolist():
-            mass = masses[b, h, I].tolist()
+        masses = torch.unflatten(torch.unflatten(weights, 1, (total, side)).sum(2), 0, (total, side)).sum(1)
+        for I, mass in enumerate(masses.tolist()):
             kept = {0, I}
             for J in sorted(range(I + 1 if self.causal else total), key=lambda J: -mass[J]):
                 if self.threshold == 1 or sum(mass[J] for J in kept) < self.threshold * sum(mass):
                     kept.add(J)
-            for J in kept:
-                rows, columns = (slice(x * self.block, (x + 1) * self.block) for x in (I, J))
-                allowed[b, h, rows, columns] = True
-        return self.over(allowed, (q, k, v), key_mask)
+            yield from ((block_range(I, self.block), block_range(J, self.block)) for J in kept)
 
     def choose(self, q: Tensor, k: Tensor, real: Tensor) -> tuple[BlockPairs, ...]:
         B, H, N, D = q.shape
