@@ -6,13 +6,11 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
-from attnbench.catalogue.engines.patterns.canvas import Layout, attend_on_canvas, tokens_seen, with_text
-from attnbench.contract.problem.reference import masked_attention, of_query_heads
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
+from attnbench.catalogue.engines.patterns.canvas import Layout, OnCanvas
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import No, Traits, register
 
 
@@ -37,7 +35,7 @@ from attnbench.contract.variant import No, Traits, register
     ),
     settings=("frame=4,block=2", "frame=5,block=2,text=3", "frame=2,block=2", "frame=9,block=4"),
 )
-class Radial(nn.Module):
+class Radial(OnCanvas):
     """Bands in a video that narrow with the distance of frames.
 
     Li et al. 2025, "Radial Attention: O(n log n) Sparse Attention with Energy Decay for Long Video Generation".
@@ -74,17 +72,14 @@ class Radial(nn.Module):
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"radial, frame={frame}, block={block}, text={text}", form)
-        self.sink = sink_of(shape)
-        self.frame, self.block, self.text = frame, block, text
+        super().__init__(shape, f"radial, frame={frame}, block={block}", text, form)
+        self.frame, self.block = frame, block
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        N, s, B = q.shape[2], self.frame, self.block
-        text = min(self.text, N)
-        seen = torch.zeros(N - text, N - text, dtype=torch.bool, device=q.device)
-        for i in range(N - text):
-            for j in range(N - text):
+    def read(self, n: int, device: torch.device) -> Tensor:
+        s, B = self.frame, self.block
+        seen = torch.zeros(n, n, dtype=torch.bool, device=device)
+        for i in range(n):
+            for j in range(n):
                 apart, one, other = abs(i // s - j // s), i % s // B, j % s // B
                 r = 1
                 while 2 * r <= apart:
@@ -95,25 +90,18 @@ class Radial(nn.Module):
                 else:
                     near = one == other and apart % -(-r * B // s) == 0
                 seen[i, j] = near or apart <= 1 or j < s
-        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-        sink = None if self.sink is None else self.sink.logit
-        return masked_attention(q, k, v, tokens_seen(seen, text), sink=sink)
+        return seen
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return attend_on_canvas(self.flex, self._plan, q, k, v, self.sink)
-
-    def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
-        text = min(self.text, N)
+    def _plan(self, n: int, device: torch.device) -> tuple[Layout, Tensor]:
         block = min(self.block, self.frame)
-        i, each = torch.arange(N - text, device=device), -(-self.frame // block)
-        frames = -(-(N - text) // self.frame)
+        i, each = torch.arange(n, device=device), -(-self.frame // block)
+        frames = -(-n // self.frame)
         places = i // self.frame * each * block + i % self.frame
         of_first = torch.cartesian_prod(
             *(torch.arange(x, device=device) for x in (frames * each, min(frames, 1) * each))
         )
         met = [self._met(apart, frames, each, device) for apart in range(frames) if self._meet(apart)]
-        pairs = torch.cat([self._to_first(of_first), *met])
-        return with_text(Layout(places, block, frames * each), pairs, text)
+        return Layout(places, block, frames * each), torch.cat([self._to_first(of_first), *met])
 
     def _to_first(self, pairs: Tensor) -> Tensor:
         """Pairs of any block with one of the first frame, ``(P, 2)``: all of them are kept."""

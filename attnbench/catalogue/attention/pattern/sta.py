@@ -7,20 +7,11 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, FlexPattern, Form
-from attnbench.catalogue.engines.patterns.canvas import (
-    Layout,
-    attend_on_canvas,
-    in_tiles,
-    sides,
-    tokens_seen,
-    with_text,
-)
-from attnbench.contract.problem.reference import masked_attention, of_query_heads
+from attnbench.catalogue.engines.flex.pair_pattern import COMPILED, Form
+from attnbench.catalogue.engines.patterns.canvas import Layout, OnCanvas, in_tiles, sides
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.problem.sink import sink_of
 from attnbench.contract.variant import No, Traits, register
 
 
@@ -47,7 +38,7 @@ from attnbench.contract.variant import No, Traits, register
         "frame=2x2,tile=2x2x2,window=3x3x3",
     ),
 )
-class SlidingTile(nn.Module):
+class SlidingTile(OnCanvas):
     """A window of whole tiles on a canvas of frames, rows and columns.
 
     Zhang et al. 2025, "Fast Video Generation with Sliding Tile Attention". q ``(B, H, N, D)``, k and v ``(B, K, N, ·)``
@@ -81,37 +72,27 @@ class SlidingTile(nn.Module):
         text: Annotated[int, Field(ge=0, description="last tokens, which attend to all and all attend to")] = 0,
         form: Form = "auto",
     ) -> None:
-        super().__init__()
-        self.flex = FlexPattern(f"sta, frame={frame}, tile={tile}, window={window}, text={text}", form)
-        self.sink = sink_of(shape)
+        super().__init__(shape, f"sta, frame={frame}, tile={tile}, window={window}", text, form)
         self.frame = sides(frame, 2, "sta: option frame")
         self.tile, self.window = (
             sides(x, 3, f"sta: option {name}") for name, x in (("tile", tile), ("window", window))
         )
-        self.text = text
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        N, (rows, columns) = q.shape[2], self.frame
-        text = min(self.text, N)
-        at = [(i // (rows * columns), i // columns % rows, i % columns) for i in range(N - text)]
-        canvas = (-(-(N - text) // (rows * columns)), rows, columns)
-        near = torch.ones(N - text, N - text, dtype=torch.bool, device=q.device)
+    def read(self, n: int, device: torch.device) -> Tensor:
+        rows, columns = self.frame
+        at = [(i // (rows * columns), i // columns % rows, i % columns) for i in range(n)]
+        canvas = (-(-n // (rows * columns)), rows, columns)
+        near = torch.ones(n, n, dtype=torch.bool, device=device)
         for axis, (length, tile, window) in enumerate(zip(canvas, self.tile, self.window, strict=True)):
             tiles = -(-length // tile)
             for i, one in enumerate(at):
                 first = max(0, min(one[axis] // tile - window // 2, tiles - window))
                 inside = [first <= other[axis] // tile < first + window for other in at]
-                near[i] &= torch.tensor(inside, dtype=torch.bool, device=q.device)
-        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
-        sink = None if self.sink is None else self.sink.logit
-        return masked_attention(q, k, v, tokens_seen(near, text), sink=sink)
+                near[i] &= torch.tensor(inside, dtype=torch.bool, device=device)
+        return near
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-        return attend_on_canvas(self.flex, self._plan, q, k, v, self.sink)
-
-    def _plan(self, N: int, device: torch.device) -> tuple[Layout, Tensor]:
-        text, rows, columns = min(self.text, N), *self.frame
-        n = N - text
+    def _plan(self, n: int, device: torch.device) -> tuple[Layout, Tensor]:
+        rows, columns = self.frame
         canvas = (-(-n // (rows * columns)), rows, columns)
         tile, place = in_tiles(n, canvas, self.tile, device)
         many = [-(-length // side) for length, side in zip(canvas, self.tile, strict=True)]
@@ -125,7 +106,7 @@ class SlidingTile(nn.Module):
         keys = [one[at[:, axis, None], of_windows[:, axis]] for axis, one in enumerate(seen)]
         blocks = (keys[0] * many[1] + keys[1]) * many[2] + keys[2]
         queries = torch.arange(len(at), device=device)[:, None].expand_as(blocks)
-        return with_text(layout, torch.stack([queries.flatten(), blocks.flatten()], 1), text)
+        return layout, torch.stack([queries.flatten(), blocks.flatten()], 1)
 
     def _window(self, tiles: int, window: int, device: torch.device) -> Tensor:
         window_of = torch.arange(tiles, device=device) - window // 2

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attnbench.catalogue.engines.blocks.block_softmax import attend_in_form
 from attnbench.catalogue.engines.blocks.selection import BlockPairs, BlockSelection
-from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern
-from attnbench.contract.problem.sink import Sink
+from attnbench.catalogue.engines.flex.pair_pattern import FlexPattern, Form
+from attnbench.contract.problem.reference import masked_attention, of_query_heads
+from attnbench.contract.problem.shape import Shape
+from attnbench.contract.problem.sink import sink_of
 from attnbench.errors import UsageError
 
 _SIDES = re.compile(r"[1-9][0-9]*(x[1-9][0-9]*)*")
@@ -51,28 +52,49 @@ class Layout(NamedTuple):
         return BlockSelection((1, 1, real.shape[1]), False, (pairs,), None if full else real)
 
 
-Planned = Callable[[int, torch.device], tuple[Layout, Tensor]]
-"""The layout of so many tokens, and its pairs of a block of queries and a block of keys, ``(P, 2)``."""
+class OnCanvas(nn.Module):
+    """Softmax attention of each block of queries to the keys of its blocks, in a video with a text behind it.
 
+    A subclass gives the pairs of a video's tokens, by the formula and as blocks.
 
-def attend_on_canvas(
-    flex: FlexPattern, plan: Planned, q: Tensor, k: Tensor, v: Tensor, sink: Sink | None = None
-) -> Tensor:
-    """Softmax attention of each block of queries to the keys of its blocks, ``(B, H, n, E)``.
-
-    q is ``(B, H, n, D)``, k and v ``(B, K, n, ·)``.
+    Args:
+        shape: of the inputs, q ``(B, H, N, D)``, k and v ``(B, K, N, ·)``.
+        name: of the variant with its options, for the cache of verdicts.
+        text: last tokens, which attend to all tokens and all attend to.
+        form: of the computation.
     """
 
-    def made() -> tuple[Layout, BlockSelection]:
-        layout, kept = plan(q.shape[2], q.device)
-        selection = layout.selection(kept)
-        if flex.may_run(q):
-            selection.block_mask  # noqa: B018  # made and kept with the plan
-        return layout, selection
+    def __init__(self, shape: Shape, name: str, text: int, form: Form) -> None:
+        super().__init__()
+        self.flex, self.sink, self.text = FlexPattern(f"{name}, text={text}", form), sink_of(shape), text
 
-    layout, selection = flex.kept((q.shape[2], q.device), made) if flex.may_run(q) else made()
-    spread = layout.spread(q), layout.spread(k), layout.spread(v)
-    return attend_in_form(flex, *spread, selection, sink).index_select(2, layout.places)
+    def read(self, n: int, device: torch.device) -> Tensor:
+        """By the formula, the pairs of ``n`` tokens of a video that meet, ``(n, n)`` bool."""
+        raise NotImplementedError
+
+    def _plan(self, n: int, device: torch.device) -> tuple[Layout, Tensor]:
+        """The layout of ``n`` tokens of a video, and its pairs of a block of queries and one of keys, ``(P, 2)``."""
+        raise NotImplementedError
+
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        text = min(self.text, q.shape[2])
+        # Text sees all, and all see it.
+        seen = pad(self.read(q.shape[2] - text, q.device), (0, text, 0, text), value=True)
+        k, v = (of_query_heads(x, q.shape[1]) for x in (k, v))
+        return masked_attention(q, k, v, seen, sink=None if self.sink is None else self.sink.logit)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+        def made() -> tuple[Layout, BlockSelection]:
+            text = min(self.text, q.shape[2])
+            layout, kept = with_text(*self._plan(q.shape[2] - text, q.device), text)
+            selection = layout.selection(kept)
+            if self.flex.may_run(q):
+                selection.block_mask  # noqa: B018  # made and kept with the plan
+            return layout, selection
+
+        layout, selection = self.flex.kept((q.shape[2], q.device), made) if self.flex.may_run(q) else made()
+        spread = layout.spread(q), layout.spread(k), layout.spread(v)
+        return attend_in_form(self.flex, *spread, selection, self.sink).index_select(2, layout.places)
 
 
 def in_tiles(n: int, canvas: tuple[int, ...], tile: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -99,8 +121,3 @@ def with_text(layout: Layout, kept: Tensor, text: int) -> tuple[Layout, Tensor]:
     every, own = torch.arange(first + more, device=device), torch.arange(first, first + more, device=device)
     to_text = torch.cartesian_prod(every[:first], own)
     return Layout(places, block, first + more), torch.cat([kept, to_text, torch.cartesian_prod(own, every)])
-
-
-def tokens_seen(x: Tensor, text: int) -> Tensor:
-    """A mask ``(n, n)`` from that of a video's tokens ``(n - text, n - text)``: text sees all, and all see it."""
-    return pad(x, (0, text, 0, text), value=True)
