@@ -20,6 +20,14 @@ def emptied(key_mask: Tensor | None, *inputs: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.masked_fill(padded if x.ndim == padded.ndim else padded[:, None], 0.0) for x in inputs)
 
 
+def token_mean(x: Tensor, real: Tensor | None) -> Tensor:
+    """Mean over the real tokens of x ``(B, H, n, D)``, ``(B, H, 1, D)``; 0 if none is real."""
+    if real is None:
+        return x.mean(2, keepdim=True)
+    (x,) = emptied(real, x)
+    return x.sum(2, keepdim=True) / real.sum(1).clamp(min=1).to(x.dtype)[:, None, None, None]
+
+
 def with_source(key_mask: Tensor | None, x: Tensor, source: Tensor | None) -> tuple[Tensor, Tensor]:
     """x ``(B, N, C)`` and the tokens of keys: ``source`` ``(B, M, C)``, or x itself; emptied like them."""
     if source is None:

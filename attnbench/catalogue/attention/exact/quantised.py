@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import emptied, token_mean
 from attnbench.catalogue.engines.precision import accumulator, hidden
 from attnbench.catalogue.engines.tiling import budget, recomputed, row_blocks
 from attnbench.contract.problem.reference import masked_attention, of_query_heads
@@ -139,7 +139,7 @@ class Quantised(nn.Module):
         out, sums = q.dtype, accumulator(q.dtype)
         q, k, v = (x.to(sums) for x in (q, k, v))
         if self.smooth_k:
-            (k,) = emptied(key_mask, k - _mean(k, key_mask))
+            (k,) = emptied(key_mask, k - token_mean(k, key_mask))
         q, k = (rounded(x, block, self.dtype) for x, block in zip((q, k), self.blocks, strict=True))
         if self.values == "exact":
             y: Tensor = self.attend(q, k, v, key_mask=key_mask)
@@ -169,12 +169,6 @@ class Quantised(nn.Module):
         few = nearest(weights.detach() * most) / most
         read = torch.matmul(torch.unflatten(few, 1, shared.shape[1:3]), v[:, :, None]).flatten(1, 2)
         return read / total.masked_fill(total == 0, 1.0)
-
-
-def _mean(k: Tensor, key_mask: Tensor | None) -> Tensor:
-    if key_mask is None:
-        return k.mean(2, keepdim=True)
-    return k.sum(2, keepdim=True) / key_mask.sum(1)[:, None, None, None].clamp(min=1)
 
 
 def rounded(x: Tensor, block: int, dtype: str) -> Tensor:

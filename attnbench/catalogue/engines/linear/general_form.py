@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attnbench.catalogue.engines.linear.feature_map import FeatureMap
 from attnbench.catalogue.engines.linear.random_maps import CosineSineFeatures, ExponentialFeatures, LogExponentials
-from attnbench.catalogue.engines.masks import emptied
+from attnbench.catalogue.engines.masks import emptied, token_mean
 from attnbench.catalogue.engines.precision import LOG2E
 
 Shift = Literal["none", "mean"]
@@ -102,11 +102,3 @@ class WeighedWaves(CosineSineFeatures):
         d_x = self.queries_grad(x, features, grad)
         d_x[..., -1:] = of_weight
         return d_x
-
-
-def token_mean(x: Tensor, real: Tensor | None) -> Tensor:
-    """Mean over the real tokens of x ``(B, H, n, D)``, ``(B, H, 1, D)``; 0 if none is real."""
-    if real is None:
-        return x.mean(2, keepdim=True)
-    (x,) = emptied(real, x)
-    return x.sum(2, keepdim=True) / real.sum(1).clamp(min=1).to(x.dtype)[:, None, None, None]
