@@ -21,7 +21,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted", "stopped by the user before it was done"
     DISTURBED = "disturbed", "kept waiting for a core, so that no time is its own; the same command measures it anew"
 
-    def __new__(cls, word: str, meaning: str) -> Self:
+    def __new__(cls, word: str, meaning: str = "") -> Self:  # a call without it looks a word up
         status = str.__new__(cls, word)
         status._value_, status.meaning = word, meaning
         return status
