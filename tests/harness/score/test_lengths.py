@@ -84,7 +84,7 @@ def test_tests_of_one_training_share_it_to_the_bit_and_the_last_one_clears_up(
     assert alone[None].columns["test_loss"] != alone[24].columns["test_loss"]
     first = score(at(None), folder=tmp_path, keep=True)
     (file,) = tmp_path.iterdir()
-    monkeypatch.setattr(module, "_pretrain", None)
+    monkeypatch.setattr(module, "Filling", None)
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", None)  # no step can be taken
     then = score(at(24), folder=tmp_path)
     assert not file.exists()
