@@ -103,9 +103,9 @@ def table(
             return 0.0
 
         def ask(self, request: dict[str, Any], timeout: float, **_: object) -> dict[str, Any]:
-            if request["do"] == "setting":
+            if request["do"].endswith("HoldSetting"):
                 return {"found": {"tried": 1, "fault": None}}
-            if request["do"] == "cell":
+            if request["do"].endswith("VisitCell"):
                 record = Record.of(Cell.from_json(request["cell"]), Status.OK, time_median_s=1e-3, quick=True)
                 return {"record": record.to_json(), "samples": None}
             cells = [Cell.from_json(cell) for cell in request["cells"]]

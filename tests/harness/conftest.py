@@ -28,7 +28,7 @@ class Told(Instant):
         self.stops = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["do"] == "setting":
+        if request["do"].endswith("HoldSetting"):
             self.held_to.append(request["cell"]["variant"]["name"])
             return {"found": {"tried": 1, "fault": None}}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]

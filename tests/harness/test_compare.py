@@ -77,10 +77,10 @@ class MadeUp:
         return (cell.shape.N / 1500) ** SLOPE[cell.variant.name]
 
     def ask(self, request: dict[str, Any], timeout: float, **_: Any) -> dict[str, Any]:
-        if request["do"] == "setting":
+        if request["do"].endswith("HoldSetting"):
             fault = self.faults.get(Cell.from_json(request["cell"]).variant.name)
             return {"found": {"tried": 1, "fault": fault}}
-        if request["do"] == "cell":
+        if request["do"].endswith("VisitCell"):
             return self.look(Cell.from_json(request["cell"]), timeout)
         return self.turns([Cell.from_json(cell) for cell in request["cells"]], timeout)
 
@@ -318,7 +318,7 @@ class Noting(MadeUp):
     def ask(self, request: dict[str, Any], timeout: float, **_: Any) -> dict[str, Any]:
         cells = [Cell.from_json(cell) for cell in request.get("cells", [request.get("cell")])]
         n, names = cells[0].shape.N, tuple(cell.variant.name for cell in cells)
-        self.asked.append((self.process, request["do"], n, names))
+        self.asked.append((self.process, request["do"].rpartition(".")[2], n, names))
         assert request.get("process", self.process) == self.process
         return super().ask(request, timeout)
 
@@ -335,9 +335,9 @@ def test_three_processes_measure_and_more_only_what_these_leave_undecided(
 ) -> None:
     found = of("softmax", "sdpa", "linear")
     first = {do for process, do, _, _ in asked if process == 0}
-    assert first == {"setting", "cell", "pairs"}
-    assert {do for process, do, _, _ in asked if process} == {"pairs"}  # laws, errors and memory are measured once
-    turns = [(process, n, names) for process, do, n, names in asked if do == "pairs"]
+    assert first == {"HoldSetting", "VisitCell", "TakeTurns"}
+    assert {do for process, do, _, _ in asked if process} == {"TakeTurns"}  # laws, errors and memory are measured once
+    turns = [(process, n, names) for process, do, n, names in asked if do == "TakeTurns"]
     for process in range(3):
         assert [n for one, n, _ in turns if one == process] == list(LENGTHS)
     more = {names for process, _, names in turns if process >= 3}

@@ -147,9 +147,9 @@ class Compiling(Slow):
         self._late = late
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        self.compiled = 300.0 if request["do"] == "cell" else 0.0
+        self.compiled = 300.0 if request["do"].endswith("VisitCell") else 0.0
         self.now += self.compiled
-        if request["do"] == "cell" and request["cell"]["variant"]["name"] in self._late:
+        if request["do"].endswith("VisitCell") and request["cell"]["variant"]["name"] in self._late:
             raise CellFailed(Status.TIMEOUT, LATE)
         return super().ask(request, timeout)
 

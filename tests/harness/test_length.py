@@ -43,12 +43,14 @@ class Slow:
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         cells = [Cell.from_json(cell) for cell in request.get("cells", [request.get("cell")])]
         names = tuple(cell.variant.name for cell in cells)
-        self.asked.append((request["do"], names, timeout))
-        self.errors += [cell.variant.name for cell in cells if request["do"] == "cell" and "error" in cell.measure]
+        self.asked.append((request["do"].rpartition(".")[2], names, timeout))
+        self.errors += [
+            cell.variant.name for cell in cells if request["do"].endswith("VisitCell") and "error" in cell.measure
+        ]
         needs = sum(self._calls.get(name, 0.001) for name in names)
         if set(names) & set(self._hangs):
             needs = 1e9
-        if request["do"] == "cell":
+        if request["do"].endswith("VisitCell"):
             needs = 4 * needs + self._error * ("error" in cells[0].measure)
             needs += self._own * (names[0] == "linear" and "own_error" in cells[0].measure)
         else:
@@ -56,9 +58,9 @@ class Slow:
         self.now += min(needs, timeout)
         if needs > timeout:
             raise CellFailed(Status.TIMEOUT, "no answer")
-        if request["do"] == "pairs" and set(names) & set(self._dies):
+        if request["do"].endswith("TakeTurns") and set(names) & set(self._dies):
             raise CellFailed(Status.CRASH, "killed")
-        if request["do"] == "cell":
+        if request["do"].endswith("VisitCell"):
             seconds = self._calls.get(names[0], 0.001)
             return {"record": Record.of(cells[0], Status.OK, time_median_s=seconds, quick=True).to_json()}
         block = [self._calls.get(name, 0.001) for name in names]
@@ -110,7 +112,7 @@ class Waiting(Slow):
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         answer = super().ask(request, timeout)
-        if request["do"] == "cell":
+        if request["do"].endswith("VisitCell"):
             answer["record"] |= {"status": "disturbed", "reason": "its threads waited", "time_median_s": None}
         return answer
 
@@ -203,7 +205,7 @@ def test_whose_turns_together_took_too_long_is_tried_at_the_next_length_and_who_
         """In turns, by a factor that nobody could foresee."""
 
         def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-            if request["do"] == "pairs":
+            if request["do"].endswith("TakeTurns"):
                 self.now += timeout
                 raise CellFailed(Status.TIMEOUT, "no answer")
             return super().ask(request, timeout)
@@ -233,6 +235,6 @@ def test_one_that_dies_in_a_later_process_takes_nothing_of_what_others_measured_
     assert set(outcome(found).values()) == {"ok"}
     assert [sorted(one) for one in found.times] == [[0, 1, 2], [0]]
     assert [(i, record.status, record.reason) for i, record in found.lost] == [(1, Status.CRASH, "killed")]
-    assert {do for do, _, _ in later.asked} == {"pairs"}  # no second look, no second error
+    assert {do for do, _, _ in later.asked} == {"TakeTurns"}  # no second look, no second error
     assert [len(one) for one in found.of_both(0, 1)] == [1, 1]
     assert [len(one) for one in found.of_both(0, 2)] == [1, 1]

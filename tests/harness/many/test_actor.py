@@ -66,7 +66,7 @@ class Process:
         self.warn("process 7 cannot be ended")
         if Process.fails:
             raise Process.fails
-        if request["do"] == "limits":
+        if request["do"].endswith("MeasureLimits"):
             rows = [{**row, "peak_fraction": 0.9} for row in request["records"]]
             return {"limits": {"matmul_rate": {"float32": 9e11}}, "rows": rows}
         cell, round_ = Cell.from_json(request["cell"]), request["round"]
