@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from attnbench.contract.task import NO_LABEL
+from attnbench.contract.task import NO_LABEL, Examples
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
@@ -73,35 +72,25 @@ class ListOps:
                 tokens.append(1 + rng.randrange(10))
         tokens.append(CLOSE)
 
-    def batches(self, batch: int, seed: int) -> Iterator[Batch]:
+    def batches(self, batch: int, seed: int) -> Iterator[Examples]:
         """Endless batches of sequences of similar length; the same seed gives the same ones."""
         rng = random.Random(seed)
         while True:
             pool = sorted((self.sample(rng) for _ in range(batch * _POOL)), key=len)
             groups = [pool[start : start + batch] for start in range(0, len(pool), batch)]
             rng.shuffle(groups)
-            yield from map(Batch.of, groups)
+            yield from map(labelled, groups)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Sequences of different lengths, padded at the end to the longest."""
-
-    tokens: Tensor
-    """``(B, N)`` int64."""
-    key_mask: Tensor
-    """``(B, N)`` bool, True where a token is real."""
-    values: Tensor
-    """``(B, N)`` int64: the value of what each closing bracket closes, at that bracket; elsewhere ``NO_LABEL``."""
-
-    @classmethod
-    def of(cls, sequences: list[list[int]]) -> Batch:
-        tokens = torch.full((len(sequences), max(map(len, sequences))), PAD)
-        values = torch.full_like(tokens, NO_LABEL)
-        for row, sequence in enumerate(sequences):
-            tokens[row, : len(sequence)] = torch.tensor(sequence)
-            values[row, : len(sequence)] = torch.tensor(subtree_values(sequence))
-        return cls(tokens, tokens != PAD, values)
+def labelled(trees: list[list[int]], n: int | None = None) -> Examples:
+    """Trees padded at the end to n tokens, or to the longest; the label of each closing bracket is the value of what it
+    closes."""
+    tokens = torch.full((len(trees), n or max(map(len, trees))), PAD)
+    labels = torch.full_like(tokens, NO_LABEL)
+    for row, tree in enumerate(trees):
+        tokens[row, : len(tree)] = torch.tensor(tree)
+        labels[row, : len(tree)] = torch.tensor(subtree_values(tree))
+    return Examples(tokens, labels, tokens != PAD)
 
 
 def evaluate(tokens: list[int]) -> int:

@@ -12,12 +12,12 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from attnbench.catalogue.tasks.listops import TOKENS, ListOps, evaluate, subtree_values
+from attnbench.catalogue.tasks.listops import TOKENS, ListOps, evaluate, labelled
 from attnbench.catalogue.tasks.ragged import Ragged
 from attnbench.catalogue.tasks.stored import SplitExamples, Stored, present
 from attnbench.catalogue.tasks.streams import Stream, refuse_cross
 from attnbench.contract.problem.shape import Shape
-from attnbench.contract.task import NO_LABEL, Examples, Form, Task, register_task
+from attnbench.contract.task import Examples, Form, Task, register_task
 from attnbench.errors import Unsupported, UsageError
 
 _MASKED_SHARE = 0.1
@@ -119,12 +119,7 @@ class _AtBrackets(Ragged):
     """Trees with the value of each part at its closing bracket."""
 
     def take(self, rows: Tensor) -> Examples:
-        examples = super().take(rows)
-        assert examples.key_mask is not None
-        labels = torch.full_like(examples.tokens, NO_LABEL)
-        for row, (tokens, length) in enumerate(zip(examples.tokens, examples.key_mask.sum(1).tolist(), strict=True)):
-            labels[row, :length] = torch.tensor(subtree_values(tokens[:length].tolist()))
-        return Examples(examples.tokens, labels, examples.key_mask)
+        return labelled([self[row].tolist() for row in rows.tolist()], self._n)
 
 
 def _lines(file: Path, n: int) -> Iterator[tuple[bytes, int]]:

@@ -13,9 +13,9 @@ from attnbench.catalogue.tasks.listops import (
     OPERATORS,
     PAD,
     TOKENS,
-    Batch,
     ListOps,
     evaluate,
+    labelled,
     subtree_values,
     to_text,
 )
@@ -169,8 +169,8 @@ def test_batches_are_padded_at_the_end_and_labelled() -> None:
         tokens = batch.tokens[row, :length].tolist()
         assert batch.tokens[row, length:].eq(PAD).all()
         assert not batch.key_mask[row, length:].any()
-        assert batch.values[row, :length].tolist() == subtree_values(tokens)
-        assert batch.values[row, length:].eq(NO_LABEL).all()
+        assert batch.labels[row, :length].tolist() == subtree_values(tokens)
+        assert batch.labels[row, length:].eq(NO_LABEL).all()
 
 
 def test_batches_group_similar_lengths() -> None:
@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_batches_and_another_seed_others() -> None:
 
 
 def test_a_batch_of_one_needs_no_padding() -> None:
-    assert Batch.of([from_text("[MIN 1 2 ]")]).key_mask.all()
+    assert labelled([from_text("[MIN 1 2 ]")]).key_mask.all()
 
 
 @pytest.mark.parametrize(

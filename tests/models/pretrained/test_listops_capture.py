@@ -75,7 +75,7 @@ def test_accuracy_is_that_of_the_answers_given() -> None:
 
     model = Always(vocab=16, classes=10, layers=1, heads=1, head_dim=4)
     trees = ListOps(4, 30)
-    roots = [int(batch.values[0, -1]) for batch, _ in zip(trees.batches(1, seed=4), range(50), strict=False)]
+    roots = [int(batch.labels[0, -1]) for batch, _ in zip(trees.batches(1, seed=4), range(50), strict=False)]
     score = accuracy(model, trees, 50, seed=4)
     assert score.answers == pytest.approx(roots.count(9) / 50, abs=1e-4)
     assert score.answers_majority == pytest.approx(max(roots.count(value) for value in range(10)) / 50, abs=1e-4)

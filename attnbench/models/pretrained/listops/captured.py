@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnbench.catalogue.inputs.listops_encoder import ListOpsEncoder
-from attnbench.catalogue.tasks.listops import TOKENS, ListOps
+from attnbench.catalogue.tasks.listops import PAD, TOKENS, ListOps
 from attnbench.contract.task import NO_LABEL
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -
         batches = stage.trees.batches(stage.batch, seed=seed + number)
         for _ in range(stage.steps):
             batch = next(batches)
-            asked = batch.values != NO_LABEL
-            logits = model(batch.tokens, None if bool(batch.key_mask.all()) else batch.key_mask)[asked]
-            loss = cross_entropy(logits, batch.values[asked])
+            asked, real = batch.labels != NO_LABEL, batch.tokens != PAD
+            logits = model(batch.tokens, None if bool(real.all()) else real)[asked]
+            loss = cross_entropy(logits, batch.labels[asked])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -76,7 +76,7 @@ def train(curriculum: Sequence[Stage], seed: int, head_dim: int | None = None) -
             rate.step()
             step += 1
             if step % 50 == 0:
-                right = float((logits.argmax(-1) == batch.values[asked]).float().mean())
+                right = float((logits.argmax(-1) == batch.labels[asked]).float().mean())
                 elapsed = time.monotonic() - started
                 logger.info("%5.0f s  step %d/%d  loss %.3f  brackets %.3f", elapsed, step, total, loss.item(), right)
     return model.eval()
@@ -101,8 +101,8 @@ def accuracy(model: ListOpsEncoder, trees: ListOps, count: int, seed: int) -> Ac
     right, values, roots = [], [], []
     for _ in range(count):
         batch = next(batches)
-        asked = batch.values[0] != NO_LABEL
-        values.append(batch.values[0, asked])
+        asked = batch.labels[0] != NO_LABEL
+        values.append(batch.labels[0, asked])
         right.append((model(batch.tokens)[0, asked].argmax(-1) == values[-1]).float())
         roots.append(torch.arange(len(values[-1])) == len(values[-1]) - 1)
     all_right, all_values, root = torch.cat(right), torch.cat(values), torch.cat(roots)
