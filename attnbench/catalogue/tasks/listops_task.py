@@ -13,8 +13,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from attnbench.catalogue.tasks.listops import TOKENS, ListOps, evaluate, labelled
-from attnbench.catalogue.tasks.ragged import Ragged
-from attnbench.catalogue.tasks.stored import SplitExamples, Stored, present
+from attnbench.catalogue.tasks.stored import Ragged, SplitExamples, Stored, present
 from attnbench.catalogue.tasks.streams import Stream, refuse_cross
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, Task, register_task

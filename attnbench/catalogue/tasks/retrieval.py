@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from attnbench.catalogue.tasks.ragged import padded
-from attnbench.catalogue.tasks.stored import SplitExamples, Stored, present
+from attnbench.catalogue.tasks.stored import SplitExamples, Stored, padded, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Examples, Form, register_task
 from attnbench.errors import UsageError

@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from attnbench.catalogue.tasks.ragged import Ragged
-from attnbench.catalogue.tasks.stored import SplitExamples, Stored, digest_of, fixed_order, present
+from attnbench.catalogue.tasks.stored import Ragged, SplitExamples, Stored, digest_of, fixed_order, present
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.task import Form, register_task
 from attnbench.errors import UsageError
