@@ -22,8 +22,7 @@ from attnbench.laws.implied import implied
 from attnbench.measure.reuse import Recent
 from attnbench.measure.statistics import median, median_interval
 from attnbench.models.encoder import cross_entropy
-from attnbench.models.pretrained.baseline import Baseline, baseline_of
-from attnbench.models.pretrained.evaluate import evaluate, layer_errors
+from attnbench.models.pretrained.evaluate import Baseline, baseline_of, evaluate, layer_errors
 from attnbench.models.pretrained.operators import Operators, replaced
 from attnbench.models.pretrained.pretrained_cell import opened, operators_of
 from attnbench.models.pretrained.subject import Exact, Subject

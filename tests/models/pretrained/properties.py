@@ -13,8 +13,7 @@ from attnbench.contract.problem.reference import relative_error
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Unsupported
-from attnbench.models.pretrained.baseline import Baseline
-from attnbench.models.pretrained.evaluate import evaluate
+from attnbench.models.pretrained.evaluate import Baseline, evaluate
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.models.pretrained.operators import Operators, build_operators, replaced
 from attnbench.models.pretrained.subject import Exact, Subject

@@ -10,9 +10,8 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Spec, parse_spec
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Diverged, Unsupported
-from attnbench.models.pretrained import baseline as baselines
-from attnbench.models.pretrained.baseline import Baseline, baseline_of
-from attnbench.models.pretrained.evaluate import evaluate, layer_errors
+from attnbench.models.pretrained import evaluate as evaluating
+from attnbench.models.pretrained.evaluate import Baseline, baseline_of, evaluate, layer_errors
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
@@ -85,7 +84,7 @@ def test_some_of_many_log_probabilities_are_kept_and_the_divergence_is_close(
 ) -> None:
     windows = Trees(24).held_out(8)
     whole = baseline_of(subject, windows, "cpu")
-    monkeypatch.setattr(baselines, "_MOST_KEPT", 150)
+    monkeypatch.setattr(evaluating, "_MOST_KEPT", 150)
     part = baseline_of(subject, windows, "cpu")
     assert (whole.step, part.step > 1) == (1, True)
     operators = swapped(subject, "mean-value")

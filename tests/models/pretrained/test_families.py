@@ -20,10 +20,9 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.harness.swap import described
 from attnbench.harness.swap.loss import Pupil
 from attnbench.models.pretrained import pretrained_cell as cells
-from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, calls_of, put_into, session
 from attnbench.models.pretrained.capture import Wish, capture
-from attnbench.models.pretrained.evaluate import layer_errors
+from attnbench.models.pretrained.evaluate import baseline_of, layer_errors
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.loading import Around, TokenText
 from attnbench.models.pretrained.operators import build_operators, replaced

@@ -15,8 +15,8 @@ pytest.importorskip("transformers", reason="needs the extra models: make .venv/i
 from attnbench.contract.spec import parse_spec
 from attnbench.harness.swap.swap_question import SwapQuestion
 from attnbench.models.pretrained import bridge, evaluate, language_model, models, operators, own_encoder
-from attnbench.models.pretrained.baseline import baseline_of
 from attnbench.models.pretrained.bridge import Session, put_into
+from attnbench.models.pretrained.evaluate import baseline_of
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.loading import TokenText
 from attnbench.models.pretrained.models import Trees

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from attnbench.contract.spec import Spec
 from attnbench.errors import Unsupported, UsageError
-from attnbench.models.pretrained.baseline import baseline_of
+from attnbench.models.pretrained.evaluate import baseline_of
 from attnbench.models.pretrained.listops.small_encoder import WEIGHTS
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators, replaced

@@ -13,8 +13,7 @@ import torch
 import attnbench
 from attnbench.contract.spec import parse_spec
 from attnbench.contract.task import NO_LABEL
-from attnbench.models.pretrained.baseline import baseline_of
-from attnbench.models.pretrained.evaluate import evaluate
+from attnbench.models.pretrained.evaluate import baseline_of, evaluate
 from attnbench.models.pretrained.loading import located
 from attnbench.models.pretrained.models import open_model
 from attnbench.models.pretrained.operators import build_operators

@@ -9,8 +9,7 @@ from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
 from attnbench.errors import Diverged, Unsupported
 from attnbench.harness.swap.loss import Pupil, PupilTraining
-from attnbench.models.pretrained.baseline import baseline_of
-from attnbench.models.pretrained.evaluate import layer_errors
+from attnbench.models.pretrained.evaluate import baseline_of, layer_errors
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
