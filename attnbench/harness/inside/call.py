@@ -40,7 +40,7 @@ from attnbench.models.fewer_queries import remaining
 from attnbench.suite.cell import OF_TOKENS, STEPS, UNTOUCHED, Cell, ModelSize
 
 if TYPE_CHECKING:
-    from attnbench.models.pretrained.windows import Windows as Text
+    from attnbench.models.pretrained.subject import Windows as Text
 
 _KEPT_ELEMENTS = 2**22
 """Draws with at most this many elements in q (48 MiB for q, k and v) are kept for the next variant."""

@@ -25,8 +25,7 @@ from attnbench.models.encoder import cross_entropy
 from attnbench.models.pretrained.evaluate import Baseline, baseline_of, evaluate, layer_errors
 from attnbench.models.pretrained.operators import Operators, replaced
 from attnbench.models.pretrained.pretrained_cell import opened, operators_of
-from attnbench.models.pretrained.subject import Exact, Subject
-from attnbench.models.pretrained.windows import Text, Windows
+from attnbench.models.pretrained.subject import Exact, Subject, Text, Windows
 from attnbench.suite.cell import Cell, Pretrained
 
 _SAME = 1e-4

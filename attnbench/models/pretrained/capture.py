@@ -16,8 +16,7 @@ from torch import Tensor
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.errors import Unsupported, UsageError
 from attnbench.files import write_output
-from attnbench.models.pretrained.subject import Exact, Layer, Subject
-from attnbench.models.pretrained.windows import Text
+from attnbench.models.pretrained.subject import Exact, Layer, Subject, Text
 from attnbench.text import quantity
 
 FORMAT = 2

@@ -15,8 +15,7 @@ from attnbench.contract.problem.reference import mean_of_visible, relative_error
 from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Diverged, Unsupported
 from attnbench.models.pretrained.operators import Operators, replaced
-from attnbench.models.pretrained.subject import Exact, ModelOutput, Subject
-from attnbench.models.pretrained.windows import Windows
+from attnbench.models.pretrained.subject import Exact, ModelOutput, Subject, Windows
 
 WINDOWS_OF_LAYERS = 4
 """Windows, at most, on which single layers are looked at."""

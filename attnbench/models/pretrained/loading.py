@@ -28,7 +28,7 @@ from attnbench.models.pretrained.bridge import library
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.listops.small_encoder import WEIGHTS
 from attnbench.models.pretrained.own_encoder import NAME
-from attnbench.models.pretrained.windows import Windows
+from attnbench.models.pretrained.subject import Windows
 from attnbench.text import one_line
 
 _PACKAGE = "pypi:"

@@ -15,8 +15,7 @@ from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.listops.small_encoder import LONGEST
 from attnbench.models.pretrained.loading import open_language_model
 from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
-from attnbench.models.pretrained.subject import Subject
-from attnbench.models.pretrained.windows import Text, Windows
+from attnbench.models.pretrained.subject import Subject, Text, Windows
 
 _LENGTH = 512
 

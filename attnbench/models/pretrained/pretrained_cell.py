@@ -22,8 +22,7 @@ from attnbench.models.pretrained.loading import bare_model
 from attnbench.models.pretrained.models import open_model
 from attnbench.models.pretrained.operators import Operators, build_operators, replaced
 from attnbench.models.pretrained.own_encoder import NAME, OwnEncoder
-from attnbench.models.pretrained.subject import Layer, Subject
-from attnbench.models.pretrained.windows import Text, Windows
+from attnbench.models.pretrained.subject import Layer, Subject, Text, Windows
 from attnbench.suite.cell import UNTOUCHED, Cell
 from attnbench.text import quantity
 

@@ -20,7 +20,7 @@ from attnbench.models.pretrained.evaluate import baseline_of
 from attnbench.models.pretrained.language_model import LanguageModel
 from attnbench.models.pretrained.loading import TokenText
 from attnbench.models.pretrained.models import Trees
-from attnbench.models.pretrained.windows import Windows
+from attnbench.models.pretrained.subject import Windows
 from tests.models.pretrained import families, properties
 from tests.models.pretrained.models import tiny
 from tests.models.pretrained.test_swap import ask

@@ -13,7 +13,7 @@ from attnbench.models.pretrained.evaluate import baseline_of, layer_errors
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
-from attnbench.models.pretrained.windows import Text
+from attnbench.models.pretrained.subject import Text
 from attnbench.suite.cell import Cell, Pretrained
 from tests.models.pretrained.models import tiny
 
