@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # torch takes seconds to import
@@ -115,3 +116,18 @@ def answered(module: Any, *prompt: Tensor) -> tuple[Tensor, Any]:
     if isinstance(module, Prompted):
         return module.prompted(*prompt)
     return module(*prompt), module.begin(*prompt)
+
+
+def steps(
+    module: Any, state: Any, inputs: Sequence[Tensor], first: int, *, before: Callable[..., object] | None = None
+) -> Iterator[Tensor]:
+    """The outputs of single steps for the tokens of ``inputs`` from number ``first`` on, behind a state.
+
+    ``before`` is called ahead of each step with the state and the token.
+    """
+    for t in range(first, inputs[0].shape[-2]):
+        token = [x[..., t : t + 1, :] for x in inputs]
+        if before is not None:
+            before(state, *token)
+        output, state = module.step(state, *token)
+        yield output

@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract.capabilities import Decoding
+from attnbench.contract.capabilities import Decoding, steps
 from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported
 from attnbench.laws.laws import Case, gradients_along, words, worst_place
@@ -182,13 +182,10 @@ def _first_half(subject: BitsSubject) -> Iterator[Pair]:
 def _decoded(subject: BitsSubject, *, prompted: bool) -> Iterator[Pair]:
     if not (subject.case.causal and subject.case.traits.decode):
         raise Unsupported(f"decode: {subject.case.traits.decode or 'it claims no steps'}")
-    module, inputs, outputs = subject.module(), subject.draw(), list[Tensor]()
-    decoding, prompt = cast(Decoding, module), subject.shape.N // 2 * prompted
-    state = decoding.begin(*_tokens(inputs, slice(0, prompt)))
-    for t in range(prompt, subject.shape.N):
-        output, state = decoding.step(state, *_tokens(inputs, slice(t, t + 1)))
-        outputs.append(output)
-    yield "the steps", torch.cat(outputs, -2), module(*inputs)[..., prompt:, :]
+    module, inputs, prompt = subject.module(), subject.draw(), subject.shape.N // 2 * prompted
+    state = cast(Decoding, module).begin(*_tokens(inputs, slice(0, prompt)))
+    outputs = torch.cat(list(steps(module, state, inputs, prompt)), -2)
+    yield "the steps", outputs, module(*inputs)[..., prompt:, :]
 
 
 QUESTIONS["half as a prompt, the rest token by token"] = partial(_decoded, prompted=True)

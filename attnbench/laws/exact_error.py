@@ -17,7 +17,7 @@ from attnbench.catalogue.build import build
 from attnbench.catalogue.engines.decoding.drafts import NarrowState, behind, known, taken
 from attnbench.catalogue.engines.decoding.unequal import ONE_LENGTH
 from attnbench.catalogue.engines.precision import accumulator
-from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser
+from attnbench.contract.capabilities import Budgeted, Decoding, Patterned, Selection, chooser, steps
 from attnbench.contract.inputs import draw_gates, draw_qkv
 from attnbench.contract.problem.padding import key_mask
 from attnbench.contract.problem.position_bias import position_bias
@@ -314,11 +314,7 @@ def generated(cell: Cell, operator: nn.Module, inputs: Sequence[Tensor], prompt:
     rest = [x[:, :, prompt:] for x in inputs]
     if cell.pass_ == "decode":
         return taken(decoding, state, *rest)[0]
-    outputs = []
-    for token in zip(*(torch.split(x, 1, 2) for x in rest), strict=True):
-        output, state = decoding.step(state, *token)
-        outputs.append(output)
-    return torch.cat(outputs, 2)
+    return torch.cat(list(steps(decoding, state, rest, 0)), 2)
 
 
 def _kept_mass(operator: nn.Module, problem: _DrawnProblem, prompt: int) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.contract.capabilities import Decoding, Roomy
+from attnbench.contract.capabilities import Decoding, Roomy, steps
 from attnbench.contract.compiled import without_compiler
 from attnbench.laws.laws import Case, Measured, gradients_along, law
 
@@ -97,23 +97,17 @@ def _calls(case: Case, mask: Tensor | None) -> dict[str, Callable[[], list[Tenso
 @torch.no_grad()
 def _decoded(module: nn.Module, inputs: list[Tensor], prompt: int, *, poisoned: bool = False) -> list[Tensor]:
     """The outputs of the tokens after a prompt, with NaN in the room of the state before each if ``poisoned``."""
-    decoding, outputs = cast(Decoding, module), []
-    state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
-    for t in range(prompt, inputs[0].shape[-2]):
-        if poisoned:
-            for room in _rooms(state):
-                _poison(room)
-        out, state = decoding.step(state, *(x[..., t : t + 1, :] for x in inputs))
-        outputs.append(out)
-    return outputs
+    state = cast(Decoding, module).begin(*(x[..., :prompt, :] for x in inputs))
+    return list(steps(module, state, inputs, prompt, before=_poison_rooms if poisoned else None))
 
 
-def _rooms(state: object) -> Iterator[Tensor]:
+def _poison_rooms(state: object, *_: Tensor) -> None:
     if isinstance(state, Roomy):
-        yield from state.unused()
+        for room in state.unused():
+            _poison(room)
     if isinstance(state, tuple | list):
         for part in state:
-            yield from _rooms(part)
+            _poison_rooms(part)
 
 
 def _differing(found: Tensor, expected: Tensor, close: float) -> int:

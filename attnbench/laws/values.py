@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attnbench.catalogue.engines.decoding.drafts import behind, rolled_back, taken
 from attnbench.catalogue.engines.decoding.unequal import joined
-from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser
+from attnbench.contract.capabilities import Decoding, Prompted, Selecting, chooser, steps
 from attnbench.contract.problem.reference import exact_attention, masked_attention, of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
@@ -324,10 +324,7 @@ def _verified(case: Case, prompt: int, several: int, accepted: int) -> Measured:
     before = cast(Decoding, module).begin(*(x[..., :prompt, :] for x in inputs))
     out, after = taken(module, before, *(torch.cat(both, -2) for both in zip(right, wrong, strict=True)))
     state = after if accepted == several else rolled_back(module, before, after, *right, of=several)
-    found = [out[..., :accepted, :]]
-    for t in range(stop, case.shape.N):
-        out, state = cast(Decoding, module).step(state, *(x[..., t : t + 1, :] for x in inputs))
-        found.append(out)
+    found = [out[..., :accepted, :], *steps(module, state, inputs, stop)]
     far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
     where = f"of {several} in one step" if at < accepted else f"after a rollback of {several - accepted}"
     return Measured(far, case.close, f"behind a prompt of {prompt}, a token {where} differs by {far:.2g}")
@@ -372,10 +369,7 @@ def _shared(case: Case, prefix: int, rest: int) -> Measured:
     known = cast(Decoding, module).begin(*(x[..., :prefix, :] for x in inputs))
     for request in ([x.flip(-2) for x in inputs], inputs):
         out, state = behind(module, known, *(x[..., prefix : prefix + rest, :] for x in request))
-        found = [out]
-        for t in range(prefix + rest, case.shape.N):
-            out, state = cast(Decoding, module).step(state, *(x[..., t : t + 1, :] for x in request))
-            found.append(out)
+        found = [out, *steps(module, state, request, prefix + rest)]
     far, _ = _worst_token(torch.cat(found, -2), module(*inputs)[..., prefix:, :])
     return Measured(far, case.close, f"behind a prefix of {prefix}, the second request differs by {far:.2g}")
 
@@ -424,13 +418,9 @@ def _rounding(case: Case, inputs: list[Tensor]) -> float:
 @torch.no_grad()
 def _decoded(case: Case, inputs: list[Tensor], prompt: int, bound: float, shape: Shape | None = None) -> Measured:
     module = case.module(shape, dtype=inputs[0].dtype)
-    decoding, found = cast(Decoding, module), []
+    decoding = cast(Decoding, module)
     state = decoding.begin(*(x[..., :prompt, :] for x in inputs))
-    for t in range(prompt, case.shape.N):
-        token = [x[..., t : t + 1, :] for x in inputs]
-        decoding.step(state, *token)  # the next line must not see that this happened
-        out, state = decoding.step(state, *token)
-        found.append(out)
+    found = list(steps(module, state, inputs, prompt, before=decoding.step))  # no step must see that this one happened
     far, at = _worst_token(torch.cat(found, -2), module(*inputs)[..., prompt:, :])
     return Measured(far, bound, f"after a prompt of {prompt}, token {prompt + at} differs by {far:.2g}")
 
