@@ -114,7 +114,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
     prompt = _prompt(cell, variant)
     claims, kind = variant.claims(spec), error_kind(variant, spec)
     dtype: torch.dtype = getattr(torch, cell.dtype)
-    fitted = _fitted(cell, dtype) if cell.fit and not claims.exact else None
+    fitted, doubt = _fitted(cell, dtype) if cell.fit and not claims.exact else (None, "")
     if kind == "learned":
         if fitted is None:
             # A shape that it does not allow is reported all the same.
@@ -135,7 +135,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
             seen.add(digest)
         if not problem.exact.any():
             continue
-        chooses = build(spec, cell.whole_shape, seed=seed, level="operator") if fitted is None else fitted.operator
+        chooses = build(spec, cell.whole_shape, seed=seed, level="operator") if fitted is None else fitted
         chooses = chooses.to(device=cell.device, dtype=dtype)
         operator = chooses if adapt is None else adapt(chooses)
         q, k, v = (tensor.to(cell.device) for tensor in problem.qkv)
@@ -151,7 +151,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
             if not isinstance(output, torch.Tensor):
                 what = type(output).__name__
                 raise BrokenContract(f"it breaks the contract: it returns a {what}, not a torch.Tensor")
-            output = problem.compared(output)
+            output = _rows(output, problem.real_queries)
         if not output.isfinite().all():
             return ErrorResult(kind, rel_error=math.nan, fit_steps=None if fitted is None else cell.fit)
         measured.append(_compare(output, problem, _kept_mass(operator, problem, prompt), steps=bool(prompt)))
@@ -170,7 +170,7 @@ def measure_error(cell: Cell, *, adapt: Callable[[nn.Module], nn.Module] | None 
         kept_mass=statistics.fmean(masses) if masses else None,
         draws=len(measured),
         fit_steps=None if fitted is None else cell.fit,
-        doubt="" if fitted is None else fitted.doubt,
+        doubt=doubt,
         kept_pairs=statistics.fmean(one.pairs for one in shares) if shares else None,
         bound=max(bounds),
     )
@@ -361,34 +361,24 @@ class _DrawnProblem:
     real_queries: Tensor | None = None
     """``(B, N)`` bool: the real queries; None for all, as in cross-attention."""
 
-    def compared(self, output: Tensor) -> Tensor:
-        """The rows of real tokens: all of ``(B, H, N, D)``, or ``(rows, H, D)``."""
-        return _rows(output, self.real_queries)
 
-
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    operator: nn.Module
-    doubt: str
-    """Empty, or that fit and measurement share draws."""
-
-
-def _fitted(cell: Cell, dtype: torch.dtype) -> _Fitted | None:
+def _fitted(cell: Cell, dtype: torch.dtype) -> tuple[nn.Module | None, str]:
+    """The fitted operator, None if it learns nothing; and empty, or that fit and measurement share draws."""
     operator = build(cell.variant, cell.whole_shape, seed=cell.seed, level="operator").to(cell.device)
     if not learnt(operator):
-        return None
+        return None, ""
     lessons, doubt = _lessons(cell, dtype)
 
     def loss(step: int) -> Tensor:
         problem = lessons[step % len(lessons)]
         q, k, v = (tensor.to(cell.device, torch.float32) for tensor in problem.qkv)
         masked = {} if problem.key_mask is None else {"key_mask": problem.key_mask.to(cell.device)}
-        output = problem.compared(operator(q, k, v, **masked))
+        output = _rows(operator(q, k, v, **masked), problem.real_queries)
         exact = problem.exact.to(output)
         return (output - exact).square().sum() / exact.square().sum().clamp(min=torch.finfo(exact.dtype).tiny)
 
     fit(operator, loss, cell.fit)
-    return _Fitted(operator.requires_grad_(False), doubt)
+    return operator.requires_grad_(False), doubt
 
 
 def _lessons(cell: Cell, dtype: torch.dtype) -> tuple[list[_DrawnProblem], str]:
