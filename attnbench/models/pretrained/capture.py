@@ -102,8 +102,8 @@ def capture(subject: Subject, text: Text, wish: Wish, out: Path, device: str) ->
         "text": text.name,
         "text_digest": text.digest,
         "scale": "folded",
-        "logit_std": [[round(std, 4) for std in one.logit_std] for one in spreads],
-        "attention_perplexity": [[round(keys, 2) for keys in one.perplexity] for one in spreads],
+        "logit_std": [[round(std, 4) for std in deviations] for deviations, _ in spreads],
+        "attention_perplexity": [[round(keys, 2) for keys in attended] for _, attended in spreads],
         "gates": gates,
         "versions": {"torch": torch.__version__, **subject.facts},
     }
@@ -150,18 +150,12 @@ def _captured(
     return {name: torch.stack(of_windows) for name, of_windows in in_order.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The sharpness of one layer's attention, a number for each head of queries."""
+def spread_of(q: Tensor, k: Tensor, *, causal: bool) -> tuple[list[float], list[float]]:
+    """The sharpness of one layer's attention over visible pairs, in numbers for each head of queries.
 
-    logit_std: list[float]
-    """Standard deviation of a window's logits, mean over windows."""
-    perplexity: list[float]
-    """exp of the mean entropy: how many keys a query attends to."""
-
-
-def spread_of(q: Tensor, k: Tensor, *, causal: bool) -> Spread:
-    """Spread of logits and weights of one layer, q ``(S, H, N, D)``, k ``(S, K, N, D)``, over visible pairs."""
+    The first are the standard deviations of a window's logits, mean over windows; the second how many keys a query
+    attends to, exp of the mean entropy. q is ``(S, H, N, D)``, k ``(S, K, N, D)``.
+    """
     k = of_query_heads(k, q.shape[1])
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     visible = visible.tril() if causal else visible
@@ -171,4 +165,4 @@ def spread_of(q: Tensor, k: Tensor, *, causal: bool) -> Spread:
         deviations[window, head] = logits[visible].std()
         weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
         entropies[window, head] = torch.special.entr(weights).sum(-1).mean()
-    return Spread(deviations.mean(0).tolist(), entropies.mean(0).exp().tolist())
+    return deviations.mean(0).tolist(), entropies.mean(0).exp().tolist()
