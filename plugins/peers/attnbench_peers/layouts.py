@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from attnbench import Shape
-from attnbench.catalogue.inputs.gaussian import gaussian
+from attnbench.catalogue.inputs.synthetic import gaussian
 from attnbench.contract.inputs import register_input
 
 

@@ -1,8 +1,8 @@
-"""Synthetic q and k with one known structure each, on which one family of variants should do well and others not.
+"""Synthetic q and k: independent numbers, or one known structure, which suits one family of variants and others not.
 
-All but ``low-rank``, ``peaked`` and ``sink`` mix a shared part with independent noise, both of variance 1:
-q = √logit_std · (√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the
-shared part. In all but ``low-rank`` and ``sink``, a pair that shares its part has the mean logit
+All but ``gaussian``, ``low-rank``, ``peaked`` and ``sink`` mix a shared part with independent noise, both of variance
+1: q = √logit_std · (√structure · shared + √(1-structure) · noise), and k likewise. In ``peaked`` the key itself is the
+shared part. In all but ``gaussian``, ``low-rank`` and ``sink``, a pair that shares its part has the mean logit
 structure · logit_std · √D; any other pair has mean 0 and standard deviation ``logit_std``. v ~ N(0, 1).
 """
 
@@ -15,19 +15,31 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from attnbench.catalogue.inputs.gaussian import LogitStd
 from attnbench.contract.inputs import register_input
 from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.problem.visible import Visible
 from attnbench.errors import Unsupported
 
+LogitStd = Annotated[float, Field(gt=0, le=100, description="standard deviation of the logits q·k/√D")]
 BackgroundStd = Annotated[
     float, Field(gt=0, le=100, description="standard deviation of the logits q·k/√D of pairs that do not match")
 ]
 Structure = Annotated[
     float, Field(ge=0, le=1, description="height of matching pairs: their mean logit is structure·logit_std·√D")
 ]
+
+
+@register_input("gaussian")
+def gaussian(shape: Shape, generator: Generator, *, logit_std: LogitStd = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Independent normal q, k and v; the logits have the given spread.
+
+    q and k ~ N(0, logit_std), so that q·k/√D has standard deviation ``logit_std``; v ~ N(0, 1). For long sequences,
+    answering every query with the mean of v has relative error √(1 - exp(-logit_std²)): at 0.1 there is nothing to
+    compute, at 4 a few keys decide. It is neither low rank, local nor clustered, the hardest input for most variants.
+    """
+    q, k, v = _noise(shape, generator)
+    return q.mul_(sqrt(logit_std)), k.mul_(sqrt(logit_std)), v
 
 
 @register_input("peaked")
