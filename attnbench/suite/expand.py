@@ -16,7 +16,7 @@ from attnbench.contract.problem.mask import mask_of
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import Scalar, Spec, comma_separated, parse_scalar
 from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, any_of
 from attnbench.suite.axes import AXES, Masks, Specs, filled, names_of, shortened
 from attnbench.suite.axis_values import DEVICES, SuiteReading, named, specs_of
 from attnbench.suite.cell import UNTOUCHED, Cell, ModelSize, Pretrained, Training, is_causal, tokens_after
@@ -184,7 +184,7 @@ def _as_named(axis: str, values: list[Any]) -> list[Any]:
 
 
 _OWNERS = {
-    **{only: f"with pass: {passes}" for only, passes in PASSES.items()},
+    **{only: f"with pass: {any_of(passes)}" for only, passes in PASSES.items()},
     "operator": "at level operator",
     "cross": "at level operator or of an encoder-decoder",
     "layer": "at level layer or model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NoReturn, Self, get_args
 
 from pydantic import (
@@ -23,7 +24,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from attnbench.errors import UsageError
+from attnbench.errors import UsageError, any_of
 from attnbench.suite import axis_values as axes
 from attnbench.suite.axes import AXES, exists
 from attnbench.suite.cell import STEPS, Level, Measure, Pass, Positions
@@ -193,7 +194,7 @@ def _one_or_list(item: dict[str, Any]) -> WithJsonSchema:
 SweepNames = Annotated[list[str], BeforeValidator(_as_list), _one_or_list({"type": "string"})]
 
 
-PASSES = {"prompt": "generate", "generate": "generate or decode", "steps": "decode, stepwise or generate"}
+PASSES: Mapping[str, tuple[Pass, ...]] = {"prompt": ("generate",), "generate": ("generate", "decode"), "steps": STEPS}
 """Scope of an axis -> the passes in which it has a meaning."""
 
 
@@ -301,19 +302,13 @@ class Sweep(Strict):
             wrong("'tuning' does nothing without 'tuned' in the matrix; remove it", "tuning")
 
     def takes(self, axis: str) -> bool:
-        match AXES[axis].only:
-            case "cross":
-                return self.level == "operator" or (
-                    self.level == "model" and "encoder-decoder" in self.matrix.architecture
-                )
-            case "score":
-                return "score" in self.measure
-            case "prompt":
-                return self.pass_ == "generate"
-            case "generate":
-                return self.pass_ in ("generate", "decode")
-            case "steps":
-                return self.pass_ in STEPS
+        only = AXES[axis].only
+        if only in PASSES:
+            return self.pass_ in PASSES[only]
+        if only == "score":
+            return "score" in self.measure
+        if only == "cross" and self.level != "operator":
+            return self.level == "model" and "encoder-decoder" in self.matrix.architecture
         return exists(axis, self.level)
 
     def refuse_axis(self, name: str, *place: str | int) -> NoReturn:
@@ -323,8 +318,8 @@ class Sweep(Strict):
         only = AXES[name].only
         if only == "score":
             wrong(f"{name!r} does nothing without measure: score; remove it", *place)
-        if passes := PASSES.get(only):
-            wrong(f"{name!r} does nothing without pass: {passes}; remove it", *place)
+        if only in PASSES:
+            wrong(f"{name!r} does nothing without pass: {any_of(PASSES[only])}; remove it", *place)
         if only == "cross" and self.level == "model":
             remedy = "remove it or write architecture: encoder-decoder"
             wrong(f"{name!r} does nothing in a model of one sequence; {remedy}", *place)
