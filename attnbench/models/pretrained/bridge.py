@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.contract.problem.reference import of_query_heads
+from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-from attnbench.models.pretrained.subject import Exact
+from attnbench.models.pretrained.subject import Exact, Layer
 
 NAME = "attnbench"
 MISSING = "this model needs transformers; install it with: pip install 'attnbench[models]'"
@@ -35,19 +36,6 @@ _CHANGES = {
 """Arguments of the call that change the mathematics -> why such a model is refused."""
 _CROSS = ("encoder_attn", "cross_attn", "crossattention", "encdecattention")
 """Parts of the names of modules that attend to another sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryCall:
-    """One call of attention as the library makes it: the facts that do not change from window to window."""
-
-    module: str
-    heads: int
-    kv_heads: int
-    length: int
-    head_dim: int
-    pattern: MaskPattern | None
-    """None in cross-attention."""
 
 
 @dataclass(slots=True)
@@ -174,8 +162,10 @@ def _of_self_attention(module: Any, mask: Tensor | None, q: Tensor, others: dict
     return torch.ones(n, n, dtype=torch.bool, device=q.device).tril()[None, None]
 
 
-def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None = None) -> list[LibraryCall]:
-    """The calls of attention in one forward pass, in their order.
+def calls_of(
+    model: nn.Module, run: Callable[[], object], *, causal: bool | None = None
+) -> tuple[tuple[str, ...], tuple[Layer, ...]]:
+    """The names of the modules that attend in one forward pass, and their layers, both in the order of the calls.
 
     Args:
         model: after :func:`put_into`.
@@ -191,7 +181,8 @@ def calls_of(model: nn.Module, run: Callable[[], object], *, causal: bool | None
     if not seen.calls:
         raise Unsupported(f"{type(model).__name__}: no attention was reached through the library's interface")
     look = partial(_seen, seen) if causal is None else partial(_said, causal)
-    return [_call(names.get(id(module), type(module).__name__), facts, look) for module, facts in seen.calls]
+    attends = tuple(names.get(id(module), type(module).__name__) for module, _ in seen.calls)
+    return attends, tuple(_layer(name, facts, look) for name, (_, facts) in zip(attends, seen.calls, strict=True))
 
 
 def _seen(of: Session, facts: dict[str, Any]) -> MaskPattern:
@@ -208,15 +199,19 @@ def _said(causal: bool, facts: dict[str, Any]) -> MaskPattern:
     return MaskPattern(causal, window if window is not None and window < facts["length"] else None)
 
 
-def _call(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str, Any]], MaskPattern]) -> LibraryCall:
+def _layer(name: str, facts: dict[str, Any], pattern_of_call: Callable[[dict[str, Any]], MaskPattern]) -> Layer:
     cross = facts["keys"] != facts["length"] or any(part in name.lower() for part in _CROSS)
-    pattern = None if cross else pattern_of_call(facts)
+    pattern = MaskPattern(causal=False) if cross else pattern_of_call(facts)
     if facts["head_dim"] != facts["value_dim"]:
         raise Unsupported(
             f"{name}: its values are {facts['value_dim']} wide and its queries {facts['head_dim']}; no variant takes it"
         )
-    kept = {key: facts[key] for key in ("heads", "kv_heads", "length", "head_dim")}
-    return LibraryCall(module=name, pattern=pattern, **kept)
+    shape = Shape(1, facts["heads"], facts["length"], facts["head_dim"], causal=pattern.causal)
+    if cross:
+        return Layer(shape, "cross", "it attends to another sequence")
+    window = pattern.window is not None
+    kept = f"it sees a {pattern.kind} tokens, which a variant would not" if window else ""
+    return Layer(shape, pattern.kind, kept, facts["heads"] // facts["kv_heads"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract.problem.shape import Shape
 from attnbench.errors import Unsupported, UsageError
-from attnbench.models.pretrained.bridge import LibraryCall, Session, calls_of, library, put_into, session
-from attnbench.models.pretrained.subject import Exact, Intercept, Layer, ModelOutput, count_calls, digest_of_weights
+from attnbench.models.pretrained.bridge import Session, calls_of, library, put_into, session
+from attnbench.models.pretrained.subject import Exact, Intercept, ModelOutput, count_calls, digest_of_weights
 
 T = TypeVar("T")
 SAME = 1e-3
@@ -35,7 +34,7 @@ class LanguageModel:
             untouched = self._run(probe).hidden
         self._own: str = config._attn_implementation
         put_into(model)
-        self.calls = tuple(calls_of(model, lambda: self._run(probe)))
+        self.attends, self.layers = calls_of(model, lambda: self._run(probe))
         with torch.no_grad():
             bridged = self._run(probe).hidden
         moved = float((bridged - untouched).norm() / untouched.norm())
@@ -44,7 +43,6 @@ class LanguageModel:
                 f"{name}: with softmax attention in the place of its own its features move by {moved:.2g}, so that it "
                 "computes something else"
             )
-        self.layers = tuple(_layer(call) for call in self.calls)
 
     def _begin(self, name: str, model: nn.Module, length: int) -> Tensor:
         """Take the model, and give a window of tokens to try it on."""
@@ -70,8 +68,7 @@ class LanguageModel:
         one._own = config._attn_implementation
         put_into(model)
         tokens = torch.zeros(1, length, dtype=torch.int64)
-        one.calls = tuple(calls_of(model, lambda: one._run(tokens), causal=causal))
-        one.layers = tuple(_layer(call) for call in one.calls)
+        one.attends, one.layers = calls_of(model, lambda: one._run(tokens), causal=causal)
         return one
 
     @property
@@ -126,7 +123,7 @@ class LanguageModel:
     def of_attention(self) -> list[nn.Parameter]:
         modules = dict(self.module.named_modules())
         # BERT and its kin keep the output projection in the parent of the module that calls.
-        names = dict.fromkeys(call.module.removesuffix(".self") for call in self.calls)
+        names = dict.fromkeys(name.removesuffix(".self") for name in self.attends)
         return list({id(one): one for name in names for one in modules[name].parameters()}.values())
 
     def copy(self) -> LanguageModel:
@@ -137,14 +134,3 @@ class LanguageModel:
 
 def _without_cache(model: nn.Module) -> dict[str, bool]:
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-
-
-def _layer(call: LibraryCall) -> Layer:
-    if call.pattern is None:
-        shape = Shape(1, call.heads, call.length, call.head_dim)
-        return Layer(shape, "cross", "it attends to another sequence")
-    sharing = call.heads // call.kv_heads
-    shape = Shape(1, call.heads, call.length, call.head_dim, causal=call.pattern.causal)
-    window = call.pattern.window is not None
-    kept = f"it sees a {call.pattern.kind} tokens, which a variant would not" if window else ""
-    return Layer(shape, call.pattern.kind, kept, sharing)
