@@ -8,7 +8,6 @@ of ``kernels.lock`` in the current folder, as ``kernels lock`` writes it. The ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.compiled import out_of_sight
-from attnbench.contract.problem.reference import of_query_heads
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.variant import VARIANTS, No, Traits, register
 from attnbench.errors import Unsupported, UsageError
@@ -68,7 +66,7 @@ def _register(name: str, repository: str, attend: Callable[..., Any]) -> None:
             super().__init__()
             if not torch.cuda.is_available():
                 raise Unsupported(f"{repository} has kernels for a CUDA device, and there is none")
-            self.shape, self.causal = shape, shape.causal
+            self.causal = shape.causal
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
             if q.dtype not in (torch.bfloat16, torch.float16):
@@ -90,11 +88,6 @@ def _register(name: str, repository: str, attend: Callable[..., Any]) -> None:
                 backward_flops=2 * (3 * D + 2 * E) * pairs,
                 exponentials=pairs,
             )
-
-        def dense(self, q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-            own = replace(self.shape, kv_heads=None)
-            out: Tensor = VARIANTS.get("softmax").make(own)(q, *(of_query_heads(x, q.shape[1]) for x in (k, v)))
-            return out
 
     facts = {"__doc__": f"{_FUNCTION} of {repository}, from the hub.", "__module__": __name__}
     register(
