@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from attnbench.contract.problem.shape import BIASES, SINKS, Shape
 from attnbench.contract.spec import Spec
+from attnbench.errors import any_of
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 StateDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -50,7 +51,6 @@ class Words(_Values):
     """A few words. ``none`` may be written without quotes, although it is nothing in YAML."""
 
     known: tuple[str, ...]
-    condition = "one word or several"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,9 @@ class Axis:
     help: str
     """Its text in the schema of a suite."""
     condition: str = ""
-    """The same in a row of ``exclude``, if the text for its kind of values says too little."""
+    """The same in a row of ``exclude``, if the text for its kind of values says too little; for words these."""
     default: Any = None
+    """That of the shape for an axis of shapes."""
     required: bool = False
     same_as: str = ""
     """The axis whose value ``null`` stands for, which is then the default."""
@@ -139,6 +140,12 @@ class Axis:
     """Rank in captions: settings are told apart by the axes with the least number first."""
     words: Callable[[Any], str] | None = None
     """Puts a value in the words of a caption, if those of its kind of values say too little."""
+
+    def __post_init__(self) -> None:
+        if self.of == "shape" and not self.required:
+            object.__setattr__(self, "default", getattr(_PLAIN, self.name))
+        if isinstance(self.values, Words) and not self.condition:
+            object.__setattr__(self, "condition", any_of(self.values.known))
 
     def in_words(self, value: object) -> str:
         """``causal``, ``4 heads``, ``bfloat16``."""
@@ -193,7 +200,6 @@ _TABLE = (
         "shape",
         "place of the first query among the keys, where causality or a mask asks for places (operator level only)",
         "place of the first query: a number, '>=8' or a range",
-        default=_PLAIN.q_start,
         only="operator",
         added=True,
         asked=2,
@@ -205,7 +211,6 @@ _TABLE = (
         "shape",
         "H",
         "H: a number, '>=8' or a range",
-        default=_PLAIN.heads,
         asked=3,
         words=_heads,
     ),
@@ -238,7 +243,6 @@ _TABLE = (
         "shape",
         "D",
         "D: a number, '>=64' or a range",
-        default=_PLAIN.head_dim,
         asked=2,
         words=lambda width: f"head width {width}",
     ),
@@ -253,7 +257,7 @@ _TABLE = (
         asked=3,
         words=lambda width: f"values {width:.0f} wide" if width else "values as wide",
     ),
-    Axis("batch", _SIZE, "shape", "B", "B: a number, '>=8' or a range", default=_PLAIN.batch, of_model=False, asked=4),
+    Axis("batch", _SIZE, "shape", "B", "B: a number, '>=8' or a range", of_model=False, asked=4),
     Axis(
         "dtype",
         Words(DTYPES),
@@ -264,14 +268,13 @@ _TABLE = (
         asked=0,
         words=str,
     ),
-    Axis("causal", Flag(), "shape", "query i sees keys j <= i only", default=_PLAIN.causal, asked=1),
+    Axis("causal", Flag(), "shape", "query i sees keys j <= i only", asked=1),
     Axis(
         "mask",
         Masks(),
         "shape",
         "pairs that are hidden: none, causal, prefix:64, document:300+200, document:ragged, padded:ragged, sliding:128",
         "none, prefix:64, document:300+200, padded:ragged or sliding:128, as written in the matrix",
-        default=_PLAIN.mask,
         added=True,
         asked=1,
     ),
@@ -280,8 +283,6 @@ _TABLE = (
         Words(BIASES),
         "shape",
         "added to the logits by distance: none, alibi or relative",
-        "none, alibi or relative",
-        default=_PLAIN.bias,
         added=True,
         asked=1,
     ),
@@ -290,8 +291,6 @@ _TABLE = (
         Words(SINKS),
         "shape",
         "a logit of each head without a key, which takes weight and gives nothing: none or learned",
-        "none or learned",
-        default=_PLAIN.sink,
         added=True,
         asked=1,
     ),
@@ -310,7 +309,6 @@ _TABLE = (
         Words(get_args(Launch)),
         "cell",
         "on CUDA: eager, from Python, or graph, all kernels at once; auto: graph where that is possible",
-        "auto, eager or graph",
         default="auto",
         added=True,
         of_model=False,
@@ -356,7 +354,6 @@ _TABLE = (
         Words(get_args(StateDtype)),
         "cell",
         "element type of a recurrent state between the steps of decoding; auto: that of the variant's sums",
-        "auto, float32, bfloat16 or float16",
         default="auto",
         only="steps",
         added=True,
@@ -378,7 +375,6 @@ _TABLE = (
         "shape",
         "learned tokens in front of each layer's input (level layer or model)",
         "a number, '>=8' or a range",
-        default=_PLAIN.added_tokens,
         only="layer",
         added=True,
         words=lambda count: f"{count:.0f} added token{'' if count == 1 else 's'}" if count else "no added tokens",
@@ -389,7 +385,6 @@ _TABLE = (
         "shape",
         "tokens for which a layer has one query, so that its output is shorter (level layer or model)",
         "a number, '>=2' or a range",
-        default=_PLAIN.query_stride,
         only="layer",
         added=True,
         words=lambda stride: f"one query for {stride:.0f} token{'' if stride == 1 else 's'}",
@@ -399,7 +394,6 @@ _TABLE = (
         Words(get_args(Architecture)),
         "cell",
         "encoder, decoder, or encoder-decoder, which reads kv_len tokens and writes seq_len (model level only)",
-        "encoder, decoder or encoder-decoder",
         default="encoder",
         only="model",
         added=True,
@@ -411,7 +405,6 @@ _TABLE = (
         Words(POSITIONS),
         "cell",
         "where tokens have their places from: none or rotary in a layer, also the others in a model",
-        "none, learned, trained-sinusoid, sinusoid or rotary",
         only="layer",
         added=True,
         usual="learned",
@@ -479,7 +472,6 @@ _TABLE = (
         Words(get_args(Trained)),
         "cell",
         "what this training changes: all, attention (its layers and the variant) or the variant's own parameters",
-        "all, attention or variant",
         default="all",
         only="pretrained",
         added=True,
