@@ -9,8 +9,8 @@ the digit.
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -44,13 +44,12 @@ class Digits(Stored):
     def __init__(self, shape: Shape) -> None:
         super().__init__("digits", shape, Form(vocab=(_LEVELS,), classes=10), masked_share=0.5, pixels=_PIXELS)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+    def read(self) -> Sequence[SplitExamples]:
         with gzip.open(DIGITS, "rt", encoding="ascii") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
         every = Images(table[:, :_PIXELS], table[:, _PIXELS])
         order = fixed_order("digits", len(every))
-        cuts = np.split(order, [_TRAIN, _TRAIN + _VALIDATION])
-        return {"train": every.at(cuts[0]), "validation": every.at(cuts[1]), "test": every.at(cuts[2])}
+        return [every.at(rows) for rows in np.split(order, [_TRAIN, _TRAIN + _VALIDATION])]
 
     def digest_read(self) -> str:
         return digest_of(blocks(DIGITS))

@@ -6,8 +6,9 @@ Source: Krizhevsky 2009, "Learning Multiple Layers of Features from Tiny Images"
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,12 @@ class Image(Stored):
         super().__init__("image", shape, Form(vocab=(256,), classes=10), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, (*_TRAIN, _TEST), _GET)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+    def read(self) -> Sequence[SplitExamples]:
         batches = [_grey(self._folder / name) for name in _TRAIN]
         given = Images(np.concatenate([grey for grey, _ in batches]), np.concatenate([labels for _, labels in batches]))
         last = np.arange(len(given)) >= len(given) * 9 // 10
         test = Images(*_grey(self._folder / _TEST))
-        return {"train": given.at(np.flatnonzero(~last)), "validation": given.at(np.flatnonzero(last)), "test": test}
+        return given.at(np.flatnonzero(~last)), given.at(np.flatnonzero(last)), test
 
     def files(self) -> list[Path]:
         return [self._folder / name for name in (*_TRAIN, _TEST)]

@@ -4,7 +4,7 @@ Arena."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,11 +21,7 @@ from attnbench.errors import Unsupported, UsageError
 
 _MASKED_SHARE = 0.1
 _ID = {word: position for position, word in enumerate(TOKENS)}
-_FILES: dict[Literal["train", "validation", "test"], str] = {
-    "train": "basic_train.tsv",
-    "validation": "basic_val.tsv",
-    "test": "basic_test.tsv",
-}
+_FILES = ("basic_train.tsv", "basic_val.tsv", "basic_test.tsv")
 _GET = "get lra_release.gz from https://github.com/google-research/long-range-arena and write listops:folder=PATH"
 
 
@@ -100,14 +96,14 @@ class _ListOpsStream(Stream):
 class _Released(Stored):
     def __init__(self, shape: Shape, folder: str, *, brackets: bool) -> None:
         super().__init__("listops", shape, _form(brackets), masked_share=_MASKED_SHARE)
-        self._folder = present(folder, _FILES.values(), _GET)
+        self._folder = present(folder, _FILES, _GET)
         self._n, self._kind = shape.seq_len, _AtBrackets if brackets else Ragged
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        return {split: self._part(self._folder / name) for split, name in _FILES.items()}
+    def read(self) -> Sequence[SplitExamples]:
+        return [self._part(file) for file in self.files()]
 
     def files(self) -> list[Path]:
-        return [self._folder / name for name in _FILES.values()]
+        return [self._folder / name for name in _FILES]
 
     def _part(self, file: Path) -> SplitExamples:
         sequences, labels = zip(*_lines(file, self._n), strict=True)

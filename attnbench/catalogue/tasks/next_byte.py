@@ -6,10 +6,11 @@ trained on and tested on would be remembered, so each is kept once, where it sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -60,12 +61,12 @@ class NextByte(Stored):
             raise Unsupported(f"no {self._file} here; write next-byte:file=PATH with the path of a text, or no file")
         self._n = shape.seq_len
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        train, validation, test = (ByteWindows(part, self._n) for part in divided(self._text()))
-        for part in (train, validation, test):
+    def read(self) -> Sequence[SplitExamples]:
+        parts = [ByteWindows(part, self._n) for part in divided(self._text())]
+        for part in parts:
             if not len(part):
                 raise Unsupported(f"next-byte: the text is too short for windows of {self._n} bytes; lower seq_len")
-        return {"train": train, "validation": validation, "test": test}
+        return parts
 
     def files(self) -> list[Path]:
         return [] if self._file is None else [self._file]

@@ -7,8 +7,9 @@ pixels.
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,14 +57,13 @@ class Pathfinder(Stored):
         super().__init__("pathfinder", shape, Form(vocab=(256,), classes=2), masked_share=0.5, pixels=_PIXELS)
         self._folder = present(folder, ("imgs", "metadata"), _GET)
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+    def read(self) -> Sequence[SplitExamples]:
         listed = _listed(self._folder)
         pixels = np.empty((len(listed), _PIXELS), dtype=np.uint8)
         kept = [place for place, image in enumerate(listed) if _decode(image.file, pixels[place])]
         every = Images(pixels, np.array([image.label for image in listed], dtype=np.uint8))
         order = np.array(kept, dtype=np.int64)[fixed_order("pathfinder", len(kept))]
-        train, validation, test = np.split(order, [len(kept) * 8 // 10, len(kept) * 9 // 10])
-        return {"train": every.at(train), "validation": every.at(validation), "test": every.at(test)}
+        return [every.at(rows) for rows in np.split(order, [len(kept) * 8 // 10, len(kept) * 9 // 10])]
 
     def files(self) -> list[Path]:
         return [*sorted((self._folder / "metadata").glob("*.npy")), *(image.file for image in _listed(self._folder))]

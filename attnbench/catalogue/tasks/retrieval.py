@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -26,11 +27,7 @@ _GET = (
     "get lra_release.gz from https://github.com/google-research/long-range-arena, unpack it and "
     "write retrieval:folder=PATH"
 )
-_FILES: dict[Literal["train", "validation", "test"], str] = {
-    "train": "new_aan_pairs.train.tsv",
-    "validation": "new_aan_pairs.eval.tsv",
-    "test": "new_aan_pairs.test.tsv",
-}
+_FILES = ("new_aan_pairs.train.tsv", "new_aan_pairs.eval.tsv", "new_aan_pairs.test.tsv")
 _MOST_BYTES = 10_000
 _COLUMNS = 5
 
@@ -61,14 +58,14 @@ class Retrieval(Stored):
         ),
     ) -> None:
         super().__init__("retrieval", shape, Form(vocab=(257,), classes=2, towers=2), masked_share=0.15)
-        self._folder = present(folder, _FILES.values(), _GET)
+        self._folder = present(folder, _FILES, _GET)
         self._n = shape.seq_len
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        return {split: _DocumentPairs(self._folder / name, self._n) for split, name in _FILES.items()}
+    def read(self) -> Sequence[SplitExamples]:
+        return [_DocumentPairs(file, self._n) for file in self.files()]
 
     def files(self) -> list[Path]:
-        return [self._folder / name for name in _FILES.values()]
+        return [self._folder / name for name in _FILES]
 
 
 class _DocumentPairs:

@@ -7,9 +7,9 @@ section 2.2.2, made it a task of bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -52,15 +52,12 @@ class Reviews(Stored):
         self._folder = present(folder, _FOLDERS, _GET)
         self._n = shape.seq_len
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
+    def read(self) -> Sequence[SplitExamples]:
         given, test = self._reviews("train"), self._reviews("test")
         order = fixed_order("text", len(given))
         held = len(given) // 10
-        return {
-            "train": self._part([given[at] for at in order[held:]]),
-            "validation": self._part([given[at] for at in order[:held]]),
-            "test": self._part(test),
-        }
+        train, validation = ([given[at] for at in rows] for rows in (order[held:], order[:held]))
+        return [self._part(reviews) for reviews in (train, validation, test)]
 
     def files(self) -> Iterator[Path]:
         return (self._folder / file for file, _ in self._files())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -99,8 +99,8 @@ class Stored:
         self.masked_share = masked_share
         self._name = name
 
-    def read(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        """Read all examples. Raises UsageError if a file is damaged."""
+    def read(self) -> Sequence[SplitExamples]:
+        """Read all examples to train on, for validation, and to test on. Raises UsageError if a file is damaged."""
         raise NotImplementedError
 
     def files(self) -> Iterable[Path]:
@@ -112,8 +112,8 @@ class Stored:
         return digest_of(chain.from_iterable(map(blocks, self.files())))
 
     @cached_property
-    def _parts(self) -> dict[Literal["train", "validation", "test"], SplitExamples]:
-        parts = self.read()
+    def _parts(self) -> dict[str, SplitExamples]:
+        parts = dict(zip(("train", "validation", "test"), self.read(), strict=True))
         for split, part in parts.items():
             if not len(part):
                 raise UsageError(f"{self._name}: too few examples, of which none is left for {split}; take all files")
