@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -123,18 +123,8 @@ def file(
     return _draw(*_named(path=path), shape, generator, layer)
 
 
-class Extent(NamedTuple):
-    """The sizes of a captured input."""
-
-    layers: int
-    heads: int
-    positions: int
-    width: int
-    value_width: int
-
-
-def extent(inputs: Spec) -> Extent | None:
-    """The sizes of a captured input; None of a random one.
+def extent(inputs: Spec) -> tuple[int, int, int, int] | None:
+    """Layers, heads, and widths of keys and of values of a captured input; None of a random one.
 
     Raises:
         UsageError: an unknown input or option, or the file cannot be read as one of these.
@@ -144,8 +134,8 @@ def extent(inputs: Spec) -> Extent | None:
         return None
     name, path = (inputs.name, _SHIPPED[inputs.name]) if inputs.name in _SHIPPED else _named(**options)
     with _stored(name, path) as stored:
-        _, layers, heads, positions, width = stored.sizes["q"]
-        return Extent(layers, heads, positions, width, stored.sizes["v"][4])
+        _, layers, heads, _, width = stored.sizes["q"]
+        return layers, heads, width, stored.sizes["v"][4]
 
 
 def describe(path: Path) -> CapturedFile:

@@ -47,12 +47,12 @@ def heads_of(
         if "layer" in dict(spec.options):
             raise UsageError(f"--layer {layer} and {inputs} both name a layer; remove one")
         spec = Spec.of(spec.name, {**dict(spec.options), "layer": layer})
-    count, width, value_width = (1, DRAWN_DIM, DRAWN_DIM) if size is None else (size.heads, *size[-2:])
+    held, count, width, value_width = size or (0, 1, DRAWN_DIM, DRAWN_DIM)
     if head is not None and not 0 <= head < count:
         raise UsageError(f"{spec.name}: no head {head}, it has {count}, counted from 0")
     shape = Shape(heads=count, seq_len=n, head_dim=width, v_dim=value_width, causal=causal)
     asked = dict(spec.options).get("layer")
-    layers: list[int | None] = [None] if size is None else [*range(size.layers)] if asked is None else [int(asked)]
+    layers: list[int | None] = [None] if size is None else [*range(held)] if asked is None else [int(asked)]
     found = []
     for one in layers:
         named = spec if one is None else Spec.of(spec.name, {**dict(spec.options), "layer": one})
