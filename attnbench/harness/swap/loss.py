@@ -51,7 +51,7 @@ def measure_loss(cell: Cell, tell: Callable[[str], None] = lambda part: None) ->
                 "else, and no row is believed"
             )
     found = evaluate(pupil.model, pupil.operators, baseline, cell.device)
-    errors = layer_errors(pupil.original, pupil.operators, baseline, cell.device)
+    error, trivial = layer_errors(pupil.original, pupil.operators, baseline, cell.device)
     columns = {
         **_of_losses(found.losses, baseline),
         "accuracy": found.accuracy,
@@ -60,8 +60,8 @@ def measure_loss(cell: Cell, tell: Callable[[str], None] = lambda part: None) ->
         "hidden_error": found.hidden_error,
         "feature_cosine": found.cosine,
         "neighbours": found.neighbours,
-        "attention_error": errors and errors.attention,
-        "trivial_error": errors and errors.trivial,
+        "attention_error": error,
+        "trivial_error": trivial,
         "pairs_seen": pupil.pairs_seen,
         "trainable_params": trained or None,
     }

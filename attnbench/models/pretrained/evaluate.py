@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -112,15 +111,6 @@ class Evaluated:
     """Share of the windows with the same nearest other window by that cosine; None below three windows."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerErrors:
-    """Errors of single layers on the untouched model's own q, k, v: nothing is propagated."""
-
-    attention: float
-    """Relative error of a layer's output, mean over layers and windows."""
-    trivial: float
-
-
 def evaluate(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> Evaluated:
     """Read every window with these operators in the place of attention. Raises Diverged: the features or the logits
     hold NaN or infinity. Raises Unsupported: attention that should have been replaced was not reached."""
@@ -180,22 +170,26 @@ def _same_neighbours(before: Tensor, after: Tensor) -> float | None:
     return float((nearest[0] == nearest[1]).double().mean())
 
 
-def layer_errors(subject: Subject, operators: Operators, baseline: Baseline, device: str) -> LayerErrors | None:
-    """The error of each operator on the untouched layer's inputs, on the first windows; None without any."""
+def layer_errors(
+    subject: Subject, operators: Operators, baseline: Baseline, device: str
+) -> tuple[float, float] | tuple[None, None]:
+    """The relative errors of the operators and of the trivial answer, means over layers and the first windows.
+
+    Each operator gets the untouched layer's own q, k, v: nothing is propagated. None without any operator.
+    """
     if not operators:
-        return None
-    found: dict[str, list[float]] = defaultdict(list)
+        return None, None
+    errors, trivial = list[float](), list[float]()
 
     def look(place: int, q: Tensor, k: Tensor, v: Tensor, exact: Exact) -> Tensor:
         answer = exact()
         if place in operators:
             shape = subject.layers[place].shape
-            found["attention"].append(relative_error(operators[place](q, k, v), answer))
-            trivial = mean_of_visible(v, shape.N, causal=shape.causal)
-            found["trivial"].append(relative_error(trivial, answer))
+            errors.append(relative_error(operators[place](q, k, v), answer))
+            trivial.append(relative_error(mean_of_visible(v, shape.N, causal=shape.causal), answer))
         return answer
 
     with torch.inference_mode():
         for window in list(baseline.windows.each())[:WINDOWS_OF_LAYERS]:
             subject.read(window.tokens.to(device), look)
-    return LayerErrors(fmean(found["attention"]), fmean(found["trivial"]))
+    return fmean(errors), fmean(trivial)
