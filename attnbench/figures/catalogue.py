@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from attnbench.figures.kit.page import NothingToDraw, Page, new_page, only_on_a_page, shorten, stacked, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
-from attnbench.figures.kit.ticks import log_axis, padded, plain, power_ticks, trimmed
+from attnbench.figures.kit.ticks import COSTS, log_axis, padded, plain, power_ticks
 from attnbench.figures.scaling import cheapest
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING, alike, same_run
@@ -33,7 +32,6 @@ from attnbench.results.frame.settings import (
     without_room,
 )
 from attnbench.results.frame.words import failures, named_as, own_form_note, where
-from attnbench.units import format_bytes, format_seconds
 
 ENOUGH = 24
 """Fewest labels at one length that are too many for a scatter plot to name."""
@@ -95,7 +93,11 @@ class _VariantList:
     steps: pd.DataFrame
 
     def panels(self, marks: Mapping[str, str]) -> list[ColumnPanel]:
-        return [*cost(self.rows), *error(self.errors, marks), *decoding(self.steps)]
+        """Time and peak memory, error, and the time of one token and the bytes kept for the earlier ones."""
+        cost = _measured(self.rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, {})
+        one_token = {"time_median_s": "one token", "state_bytes": "its state"}
+        decoding = _measured(self.steps, one_token, {Status.UNSUPPORTED: "–"})
+        return [*cost, *error(self.errors, marks), *decoding]
 
     def at_another(self, rows: pd.DataFrame) -> str:
         """``, at n = 512`` if these rows beside the list are of that length, and the list is of another."""
@@ -223,45 +225,23 @@ class ColumnPanel:
     """Values marked for comparison, each with the marker of its inputs."""
 
 
-def cost(rows: pd.DataFrame) -> list[ColumnPanel]:
-    """Panels of time and peak memory."""
-    return _measured(rows, {"time_median_s": "time", "peak_bytes": "peak memory"}, {})
-
-
-def decoding(rows: pd.DataFrame) -> list[ColumnPanel]:
-    """Panels of the time of one token and of the bytes kept for earlier tokens."""
-    return _measured(rows, {"time_median_s": "one token", "state_bytes": "its state"}, {Status.UNSUPPORTED: "–"})
-
-
 def _measured(rows: pd.DataFrame, titles: Mapping[str, str], said: Mapping[str, str]) -> list[ColumnPanel]:
+    """A panel for each of these columns that has a value; ``said`` has other words for a status."""
     failed = [one for one in records(rows, "label", "status") if one["status"] != Status.OK]
     words = {one["label"]: said.get(one["status"], str(one["status"])) for one in failed}
+    ok = rows[rows["status"] == Status.OK]
     panels = []
     for column, title in titles.items():
         if rows[column].notna().any():
-            base = 2 if column.endswith("bytes") else 10
-            text = partial(_written, column)
-            panels.append(ColumnPanel(title, _dots(rows, column), text, base, _intervals(rows, column), words))
+            values = {
+                one["label"]: [(float(one[column]), "o", False)] for one in records(ok[ok[column] > 0], "label", column)
+            }
+            is_time = column == "time_median_s"
+            held = records(ok[is_time & (ok["time_ci_low_s"] > 0)], "label", "time_ci_low_s", "time_ci_high_s")
+            intervals = {one["label"]: (one["time_ci_low_s"], one["time_ci_high_s"]) for one in held}
+            _, text, base = COSTS["time_median_s" if is_time else "peak_bytes"]
+            panels.append(ColumnPanel(title, values, text, base, intervals, words))
     return panels
-
-
-def _written(column: str, value: float) -> str:
-    return trimmed(format_bytes(int(value)) if column.endswith("bytes") else format_seconds(value))
-
-
-def _dots(rows: pd.DataFrame, column: str) -> dict[str, list[tuple[float, str, bool]]]:
-    there = rows[(rows["status"] == Status.OK) & (rows[column] > 0)]
-    return {label: [(float(value), "o", False)] for label, value in zip(there["label"], there[column], strict=True)}
-
-
-def _intervals(rows: pd.DataFrame, column: str) -> dict[str, tuple[float, float]]:
-    if column != "time_median_s":
-        return {}
-    there = rows[(rows["status"] == Status.OK) & (rows["time_ci_low_s"] > 0)]
-    return {
-        r["label"]: (r["time_ci_low_s"], r["time_ci_high_s"])
-        for r in records(there, "label", "time_ci_low_s", "time_ci_high_s")
-    }
 
 
 def error(rows: pd.DataFrame, marks: Mapping[str, str]) -> list[ColumnPanel]:

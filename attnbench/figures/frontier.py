@@ -13,23 +13,15 @@ from attnbench.figures.kit.legend import key_beside, write_wrapped
 from attnbench.figures.kit.page import NothingToDraw, narrow
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import Look, in_style, look
-from attnbench.figures.kit.ticks import linear_ticks, log_axis, padded, plain, trimmed
+from attnbench.figures.kit.ticks import COSTS, linear_ticks, log_axis, padded, plain
 from attnbench.measure.status import Status
 from attnbench.results.frame.agreement import ROUNDING
 from attnbench.results.frame.contenders import pareto
-from attnbench.results.frame.marks import OWN_FORM
+from attnbench.results.frame.marks import NO_ERROR, OWN_FORM
 from attnbench.results.frame.words import own_form_note, reason_of
-from attnbench.units import format_bytes, format_seconds
 
 _NAMED = {"error": "an error", "score": "a score"}
 _PALE = 0.3
-DISTANCE = " *"
-"""Mark after the name of another operator: its distance from softmax attention is no error."""
-_ACROSS = {
-    "peak_bytes": ("peak memory", lambda value: trimmed(format_bytes(value)), 2),
-    "time_median_s": ("median time", lambda value: trimmed(format_seconds(value)), 10),
-}
-"""Column across -> its name, the format of its values, and the base of its ticks."""
 
 
 @in_style
@@ -45,13 +37,13 @@ def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure
     up = "score" if target == "score" else "error"
     known = frame[up].notna() & frame[column].notna() & (frame["status"] == Status.OK)
     if not known.any():
-        raise NothingToDraw(f"no setting has both {_NAMED[up]} and a {_ACROSS[column][0]}")
+        raise NothingToDraw(f"no setting has both {_NAMED[up]} and a {COSTS[column][0]}")
     if up == "error" and not (frame.loc[known, "error"] >= ROUNDING).any():
         raise NothingToDraw("every setting equals softmax attention")
     drawn = frame[known].assign(
         name=frame["variant"]
         + np.where(frame["own_form"].fillna("") != "", OWN_FORM, "")
-        + np.where(frame["error_kind"] == "distance", DISTANCE, "")
+        + np.where(frame["error_kind"] == "distance", NO_ERROR, "")
     )
     colours = palette().sequence
     names = list(dict.fromkeys(drawn["name"]))
@@ -60,10 +52,10 @@ def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure
     notes = ["Pale: settings that another setting of the same variant beats in both. Rings: the settings chosen."]
     if up == "error" and (drawn["error"] < ROUNDING).any():
         notes.append("At the lower edge: equal to softmax attention up to rounding.")
-    if any(name.endswith(DISTANCE) for name in names):
+    if any(name.endswith(NO_ERROR) for name in names):
         notes.append("* another operator: its distance from softmax attention is not an error.")
     notes += _not_drawn(frame, drawn, up)
-    notes += [own_form_note(name.removesuffix(DISTANCE) for name in names), *_failures(frame)]
+    notes += [own_form_note(name.removesuffix(NO_ERROR) for name in names), *_failures(frame)]
     page, key = key_beside((title, about), notes, names, said, 3.6)
     left, right = page.left + 0.6, page.right
     ax = page.axes(left, page.bottom + 0.45, right - left, page.top - page.bottom - 0.5)
@@ -78,7 +70,7 @@ def draw_frontier(frame: pd.DataFrame, *, title: str, about: str = "") -> Figure
 
 
 def _scale_across(ax: Axes, costs: Sequence[float], column: str) -> None:
-    name, text, base = _ACROSS[column]
+    name, text, base = COSTS[column]
     log_axis(ax, "x", padded(costs), base=base, text=text, most=5 if narrow() else 8)
     ax.grid(axis="both")
     ax.set_xlabel(f"{name} (log{base} scale)")

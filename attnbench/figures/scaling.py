@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from attnbench.figures.kit.page import (
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
 from attnbench.figures.kit.style import SMALL_SIZE, in_style, mark
-from attnbench.figures.kit.ticks import length, log_axis, padded, trimmed
+from attnbench.figures.kit.ticks import COSTS, length, log_axis, padded
 from attnbench.figures.published.lra import NYSTROMFORMER, OWN_ROOM, WIDE, draw_lines
 from attnbench.figures.published.point_file import read_points
 from attnbench.figures.series import LARGER, LONGEST, Series, names_room, panels_of
@@ -38,7 +38,6 @@ from attnbench.results.frame.relative import apart
 from attnbench.results.frame.settings import PANELS, Setting, only_length, settings, timed, without_room
 from attnbench.results.frame.words import failures, own_form_note, short_names, where
 from attnbench.suite.cell import STEPS
-from attnbench.units import format_bytes, format_seconds
 
 NEEDS = "times at two lengths"
 _POWERS = 0.95
@@ -138,18 +137,13 @@ def cheapest(found: Sequence[Setting], names: Mapping[str, str]) -> str:
     return "; ".join(said) + f" ({', '.join(found[0].about.split(' · ')[:2])})" * bool(said and found[1:])
 
 
-_COLUMNS = (
-    ("time_median_s", "median time", 10, lambda value: trimmed(format_seconds(value))),
-    ("peak_bytes", "peak memory", 2, lambda value: trimmed(format_bytes(value))),
-)
-
-
-def _measured(drawn: Sequence[Series]) -> list[tuple[str, str, int, Callable[[float], str]]]:
-    return [one for one in _COLUMNS if any((line.rows[one[0]] > 0).any() for line in drawn)]
+def _measured(drawn: Sequence[Series]) -> list[str]:
+    return [column for column in COSTS if any((line.rows[column] > 0).any() for line in drawn)]
 
 
 def _unmeasured(panels: Sequence[tuple[str, Sequence[Series]]]) -> list[str]:
-    return [name for _, name, *_ in _COLUMNS if any(name not in {n for _, n, *_ in _measured(d)} for _, d in panels)]
+    known = [_measured(drawn) for _, drawn in panels]
+    return [name for column, (name, *_) in COSTS.items() if any(column not in one for one in known)]
 
 
 def _table_height(drawn: Sequence[Series]) -> float:
@@ -185,7 +179,8 @@ def _block(page: Page, drawn: Sequence[Series]) -> None:
         table = replace(page, left=right + 0.2)
     tall = (page.top - page.bottom - _AXIS + _GAP) / len(columns) - _GAP
     lengths = sorted({n for line in drawn for n in line.rows["seq_len"]} | {s.stopped[0] for s in drawn if s.stopped})
-    for place, (column, name, base, text) in enumerate(columns):
+    for place, column in enumerate(columns):
+        name, text, base = COSTS[column]
         ax = page.axes(left, page.top - tall - place * (tall + _GAP), right - left, tall)
         ends = [column, "time_ci_low_s", "time_ci_high_s"] if column == "time_median_s" else [column]
         shown = [line.rows[ends].to_numpy(dtype=float) for line in drawn]
@@ -246,7 +241,7 @@ def _mark_stop(ax: Axes, inches: tuple[float, float], row: int, n: int, status: 
 def _write_table(page: Page, drawn: Sequence[Series], names: float) -> None:
     ax, width = on_all(page), page.right - page.left
     faint: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": palette().faint, "va": "center"}
-    columns = [(column, names + _POWERS * place) for place, (column, *_) in enumerate(_measured(drawn), start=1)]
+    columns = [(column, names + _POWERS * place) for place, column in enumerate(_measured(drawn), start=1)]
     y = page.top - page.bottom - 0.06
     ax.text((names + columns[-1][1]) / 2 + 0.15, y, "power of n", ha="center", **faint)
     y -= 0.155

@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLoc
 
 from attnbench.figures.kit.page import text_width
 from attnbench.figures.kit.style import SMALL_SIZE
+from attnbench.units import format_bytes, format_seconds
 
 _BETWEEN = 0.03
 """Least inches between the texts of two ticks."""
@@ -47,6 +48,13 @@ def trimmed(text: str) -> str:
     """``1.00 GiB`` -> ``1 GiB``, for the round numbers of ticks and keys."""
     number, _, unit = text.partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+
+
+COSTS: dict[str, tuple[str, Callable[[float], str], int]] = {
+    "time_median_s": ("median time", lambda value: trimmed(format_seconds(value)), 10),
+    "peak_bytes": ("peak memory", lambda value: trimmed(format_bytes(value)), 2),
+}
+"""Column -> the name of its axis, the text of its values, and the base of its ticks."""
 
 
 def power_ticks(low: float, high: float, base: int, most: int = 8) -> list[float]:
