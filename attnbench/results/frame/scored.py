@@ -213,12 +213,15 @@ def seeds_of(found: Sequence[Problem]) -> str:
 def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     """Notes on labels without a score, with the reason, on the rates and on failed trainings."""
     rows = scored(frame)
-    lines = []
+    headings: dict[str, list[str]] = {}
     for one in found:
         none = {choice.label for choice in one.choices} - {part.label for part in one.parts}
         here = rows[(rows["task"] == one.task) & rows["label"].isin(none) & (rows["status"] != Status.OK)]
-        lines += [f"No score on {one.heading} — {line}" for line in failures(here, at_n=False)]
-    lines = _once(lines, [one.heading for one in found])
+        for line in failures(here, at_n=False):
+            headings.setdefault(line, []).append(one.heading)
+    lines = [
+        f"No score{'' if len(on) == len(found) else ' on ' + ', '.join(on)} — {line}" for line, on in headings.items()
+    ]
     notes: dict[str, list[str]] = {}
     for one in found:
         scores = {part.label: part for part in one.parts}
@@ -232,12 +235,3 @@ def left_out(frame: pd.DataFrame, found: Sequence[Problem]) -> list[str]:
     told = [f"{who}: {', '.join(said)}" for who, said in notes.items()]
     more = [f"and {len(told) - _MOST} more"] if len(told) > _MOST else []
     return [*lines, *([f"Rates — {'; '.join([*told[:_MOST], *more])}."] if told else [])]
-
-
-def _once(lines: Sequence[str], headings: Sequence[str]) -> list[str]:
-    told: dict[str, list[str]] = {}
-    for line in lines:
-        start, _, rest = line.partition(" — ")
-        told.setdefault(rest, []).append(start.removeprefix("No score on "))
-    every = len(headings)
-    return [f"No score{'' if len(on) == every else ' on ' + ', '.join(on)} — {rest}" for rest, on in told.items()]
