@@ -10,10 +10,11 @@ import pandas as pd
 
 from attnbench.measure.status import Status
 from attnbench.results.frame.label_options import pick_inputs
-from attnbench.results.frame.same_model import match, notes
+from attnbench.results.frame.same_model import CHANCE, NO_MIXING, match, notes
 from attnbench.results.frame.scored import Problem, problems
 from attnbench.results.frame.settings import RUN, Setting, compared, settings
 from attnbench.results.frame.words import in_words
+from attnbench.results.intervals import learnt
 from attnbench.suite.axes import OF_MODEL
 
 Y_AXES = {
@@ -126,10 +127,18 @@ def _scores(frame: pd.DataFrame, every: Sequence[Problem], speed: Setting, n: in
     found = match(every, speed, n)
     if found is None:
         return _nothing("score")
-    timed = list(speed.by_length[n]["label"])
-    rows = found.rows.assign(error_kind="", y_std=math.nan)
-    left_out = tuple(notes(frame, found, timed))
-    return Agreement(rows, "score", found.said, math.nan, "", found.lines, found.band, left_out)
+    problem, said = found
+    floor, still, reference = problem.floor, problem.no_mixing, problem.reference
+    scores = [
+        (one.label, one.family, one.over_seeds.mean, *(one.ends or (None, None)), learnt(one, floor))
+        for one in problem.parts
+    ]
+    rows = pd.DataFrame(scores, columns=["label", "family", "y", "y_low", "y_high", "learnt"])
+    rows = rows.astype({"y": float, "y_low": float, "y_high": float}).assign(error_kind="", y_std=math.nan)
+    lines = {} if problem.chance is None else {CHANCE: problem.chance}
+    lines |= {NO_MIXING: still.over_seeds.mean} if still else {}
+    left_out = notes(frame, problem, list(speed.by_length[n]["label"]))
+    return Agreement(rows, "score", said, math.nan, "", lines, reference.ends if reference else None, tuple(left_out))
 
 
 def _of_trained(speed: Setting, n: int, column: str) -> Agreement:

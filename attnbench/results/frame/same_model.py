@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
 from attnbench.results.frame.scored import Problem, hidden_options, left_out, means, problems, seeds_of
 from attnbench.results.frame.settings import RUN, Setting, scored
 from attnbench.results.frame.words import in_words
-from attnbench.results.intervals import MEAN, learnt
+from attnbench.results.intervals import MEAN
 from attnbench.suite.axes import AXES, OF_MODEL
 
 SAME = tuple(
@@ -26,44 +25,15 @@ It may be timed in another dtype than it was trained in, and a task has padding 
 CHANCE, NO_MIXING = "chance", "identity trained on the same task"
 
 
-@dataclass(frozen=True)
-class TimedScores:
-    """The scores that belong to timed rows."""
-
-    problem: Problem
-    said: str
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        floor = self.problem.floor
-        return pd.DataFrame(
-            [
-                (one.label, one.family, one.over_seeds.mean, *(one.ends or (None, None)), learnt(one, floor))
-                for one in self.problem.parts
-            ],
-            columns=["label", "family", "y", "y_low", "y_high", "learnt"],
-        ).astype({"y": float, "y_low": float, "y_high": float})
-
-    @property
-    def lines(self) -> dict[str, float]:
-        lines = {} if self.problem.chance is None else {CHANCE: self.problem.chance}
-        still = self.problem.no_mixing
-        return lines | ({NO_MIXING: still.over_seeds.mean} if still else {})
-
-    @property
-    def band(self) -> tuple[float, float] | None:
-        """Softmax's interval."""
-        return self.problem.reference.ends if self.problem.reference else None
-
-
 def tasks_of_both(frame: pd.DataFrame, rows: pd.DataFrame) -> set[str]:
     """Tasks of the timed ``rows`` on which other rows of the table were trained for a score."""
     trainings = scored(frame)
     return (set(rows["task"].dropna()) & set(trainings.loc[trainings["score"].notna(), "task"])) - {""}
 
 
-def match(every: Sequence[Problem], speed: Setting, n: int) -> TimedScores | None:
-    """The scores of the model most like the one timed at length ``n``, among its run's problems ``every``; or None."""
+def match(every: Sequence[Problem], speed: Setting, n: int) -> tuple[Problem, str] | None:
+    """The problem, among its run's ``every``, whose model is most like that timed at length ``n``, with words for a
+    caption; None without a score."""
     found = [one for one in every if one.parts]
     if not found:
         return None
@@ -77,17 +47,17 @@ def match(every: Sequence[Problem], speed: Setting, n: int) -> TimedScores | Non
     said = f"{_how(best)} · the model that was timed"
     if differs:
         said = f"NOT ONE MODEL — timed: {_words(timed, differs)}; scored: {_words(model, differs)} · {_how(best)}"
-    return TimedScores(best, said)
+    return best, said
 
 
-def notes(frame: pd.DataFrame, found: TimedScores, labels: Sequence[str]) -> list[str]:
+def notes(frame: pd.DataFrame, found: Problem, labels: Sequence[str]) -> list[str]:
     """Notes on labels that were scored but not timed (``labels`` were), and the reasons of missing scores."""
-    unseen = sorted(one.label for one in found.problem.parts if one.label not in labels)
+    unseen = sorted(one.label for one in found.parts if one.label not in labels)
     lines = [f"Scored, not timed alike: {', '.join(unseen)}."] if unseen else []
-    if found.problem.task == MEAN:
+    if found.task == MEAN:
         return [*lines, *left_out(frame, [one for one in problems(frame) if one.parts])]
-    options = hidden_options([found.problem])
-    return [*lines, *([options] if options else []), *left_out(frame, [found.problem])]
+    options = hidden_options([found])
+    return [*lines, *([options] if options else []), *left_out(frame, [found])]
 
 
 def _scored(one: Problem) -> dict[str, object]:
