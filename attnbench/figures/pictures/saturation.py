@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -28,18 +27,7 @@ MOST = 65536
 _QUERIES = 256
 _SCALES = tuple(2.0 ** (step / 2) for step in range(-16, 7))
 """Factors of q·k, from 1/256 to 8."""
-
-
-@dataclass(frozen=True)
-class SoftmaxRows:
-    """Softmax rows at one scale: their quartiles."""
-
-    head_dim: int
-    scale: float
-    entropy: np.ndarray
-    """Lower quartile, median, upper quartile of the entropy over log n: 1 is uniform, 0 is one key."""
-    gradient: np.ndarray
-    """The same of the norm of the rows' Jacobian."""
+_QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 
 
 def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
@@ -53,23 +41,32 @@ def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
     if head_dim is not None and not 1 <= head_dim <= MOST:
         raise UsageError(f"a head is 1 to {MOST} wide here, not {head_dim}")
     widths = WIDTHS if head_dim is None else (head_dim,)
-    found = [row for width in widths for row in rows_over_scale(n, width)]
-    return Picture(_draw(found, widths, n), _numbers(found))
+    found = pd.concat([rows_over_scale(n, width) for width in widths], ignore_index=True)
+    return Picture(_draw(found, widths, n), found)
 
 
-def rows_over_scale(n: int, head_dim: int) -> list[SoftmaxRows]:
-    """Softmax rows at every scale, the factor 1/√d among them."""
+def rows_over_scale(n: int, head_dim: int) -> pd.DataFrame:
+    """Quartiles over softmax rows at every scale, the factor 1/√d among them.
+
+    Of their entropy over log n, where 1 is uniform and 0 is one key, and of the norm of their Jacobian.
+    """
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(size, head_dim, generator=generator, dtype=torch.float64) for size in (_QUERIES, n))
     logits = q @ k.T
     scales = sorted({*_SCALES, head_dim**-0.5})
-    return [SoftmaxRows(head_dim, scale, *quartiles_of((scale * logits).softmax(-1))) for scale in scales]
+    rows = []
+    for scale in scales:
+        entropy, norm = quartiles_of((scale * logits).softmax(-1))
+        row = {"head_dim": head_dim, "scale": scale, "logit_std": scale * math.sqrt(head_dim)}
+        row |= {f"entropy_{name}": value for name, value in zip(_QUARTILES, entropy, strict=True)}
+        rows.append(row | {f"jacobian_norm_{name}": value for name, value in zip(_QUARTILES, norm, strict=True)})
+    return pd.DataFrame(rows)
 
 
 def quartiles_of(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Quartiles over softmax rows ``(rows, n)`` of entropy over log n, and of the norm of the Jacobian."""
     entropy = torch.special.entr(weights).sum(-1) / math.log(weights.shape[-1])
-    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=weights.dtype)
+    quarters = torch.tensor([*_QUARTILES.values()], dtype=weights.dtype)
     return entropy.quantile(quarters).numpy(), jacobian_norm(weights).quantile(quarters).numpy()
 
 
@@ -79,24 +76,8 @@ def jacobian_norm(weights: Tensor) -> Tensor:
     return (squares - 2 * cubes + squares.square()).clamp(min=0).sqrt()
 
 
-def _numbers(found: Sequence[SoftmaxRows]) -> pd.DataFrame:
-    quartiles = ("low", "median", "high")
-    return pd.DataFrame(
-        [
-            {
-                "head_dim": one.head_dim,
-                "scale": one.scale,
-                "logit_std": one.scale * math.sqrt(one.head_dim),
-                **{f"entropy_{name}": value for name, value in zip(quartiles, one.entropy, strict=True)},
-                **{f"jacobian_norm_{name}": value for name, value in zip(quartiles, one.gradient, strict=True)},
-            }
-            for one in found
-        ]
-    )
-
-
 @in_style
-def _draw(found: Sequence[SoftmaxRows], widths: Sequence[int], n: int) -> Figure:
+def _draw(found: pd.DataFrame, widths: Sequence[int], n: int) -> Figure:
     notes = [
         f"softmax(c·q·k) over {n} keys, q and k independent normal numbers of variance 1, so that q·k has the "
         "standard deviation √d. Lines: medians of 256 rows; bands: quartiles. Entropy over log n: 1 is uniform, 0 is "
@@ -106,7 +87,7 @@ def _draw(found: Sequence[SoftmaxRows], widths: Sequence[int], n: int) -> Figure
     ]
     about = [_said(found, width) for width in widths[-1:]]
     page = new_page(TITLE, about, notes, height=1.0, room=5.0 if narrow() else 3.2)
-    panels = (("entropy", "entropy / log n"), ("gradient", "norm of the Jacobian (log scale)"))
+    panels = (("entropy", "entropy / log n"), ("jacobian_norm", "norm of the Jacobian (log scale)"))
     for place, (what, label) in enumerate(panels):
         if narrow():
             tall = (page.top - page.bottom - 0.9) / 2
@@ -125,19 +106,19 @@ def _draw(found: Sequence[SoftmaxRows], widths: Sequence[int], n: int) -> Figure
     return page.figure
 
 
-def _said(found: Sequence[SoftmaxRows], width: int) -> str:
-    own = {one.scale: one for one in found if one.head_dim == width}
-    scaled, bare = own[width**-0.5], own[1.0]
+def _said(found: pd.DataFrame, width: int) -> str:
+    kept = found[found["head_dim"] == width].set_index("scale")["entropy_median"]
     return (
-        f"d = {width}: with 1/√d a row keeps {scaled.entropy[1]:.0%} of the entropy of uniform weights, without it "
-        f"{bare.entropy[1]:.0%}"
+        f"d = {width}: with 1/√d a row keeps {kept[width**-0.5]:.0%} of the entropy of uniform weights, without it "
+        f"{kept[1.0]:.0%}"
     )
 
 
-def _panel(ax: Axes, found: Sequence[SoftmaxRows], widths: Sequence[int], what: str) -> None:
-    values = np.concatenate([getattr(one, what) for one in found])
+def _panel(ax: Axes, found: pd.DataFrame, widths: Sequence[int], what: str) -> None:
+    columns = [f"{what}_{name}" for name in _QUARTILES]
+    values = found[columns].to_numpy()
     log_axis(ax, "x", padded(_SCALES, share=0.03), text=halves, most=4 if narrow() else 7)
-    if what == "gradient":
+    if what == "jacobian_norm":
         # Beyond a millionth of the largest there is nothing to learn from.
         high = float(values.max())
         log_axis(ax, "y", padded([max(float(values.min()), 1e-6 * high), high]), base=10, most=6)
@@ -146,9 +127,8 @@ def _panel(ax: Axes, found: Sequence[SoftmaxRows], widths: Sequence[int], what: 
         ax.set_yticks([0, 0.25, 0.5, 0.75, 1])
     ax.grid(axis="both")
     for width, colour in zip(widths, palette().sequence, strict=False):
-        own = [one for one in found if one.head_dim == width]
-        scales = [one.scale for one in own]
-        low, middle, most = np.maximum(np.stack([getattr(one, what) for one in own], axis=1), 1e-300)
-        ax.plot(scales, middle, color=colour)
-        ax.fill_between(scales, low, most, color=colour, alpha=0.15, lw=0)
+        own = found[found["head_dim"] == width]
+        low, middle, most = own[columns].clip(lower=1e-300).to_numpy().T
+        ax.plot(own["scale"], middle, color=colour)
+        ax.fill_between(own["scale"], low, most, color=colour, alpha=0.15, lw=0)
         ax.axvline(width**-0.5, color=colour, lw=1.0, ls=(0, (3, 2)))
