@@ -7,8 +7,6 @@ features estimate exp(q·k/√d); divided by the two lengths, they estimate that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -30,7 +28,7 @@ from attnbench.figures.kit.page import narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import linear_ticks, log_axis, padded, plain
-from attnbench.figures.pictures.picture import Picture, two_panels
+from attnbench.figures.pictures.picture import QUARTILES, Picture, two_panels
 
 TITLE = "Softmax as a density estimate"
 DRAWS = 15
@@ -51,19 +49,6 @@ _LEAST = 1e-3
 """Relative errors below it are drawn there."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The kernel as features estimate it, over the distance: quartiles over queries and draws."""
-
-    way: str
-    distances: np.ndarray
-    """``(T,)``"""
-    estimates: np.ndarray
-    """``(3, T)``: lower quartile, median, upper quartile."""
-    errors: np.ndarray
-    """The same of the relative error."""
-
-
 def draw_density(*, inputs: str = "gaussian:logit_std=0.5", n: int = N, head_dim: int = WIDTH) -> Picture:
     """Draw the Gaussian kernel that softmax weighs keys by, and the estimates of four kinds of random features.
 
@@ -76,11 +61,11 @@ def draw_density(*, inputs: str = "gaussian:logit_std=0.5", n: int = N, head_dim
     found = kernels(spec, Shape(batch=1, heads=1, seq_len=n, head_dim=head_dim), draws=DRAWS)
     label = INPUTS.get(spec.name).complete(spec).label
     about = f"queries from {label} · width {head_dim} · {FEATURES} features · {DRAWS} draws of {n} queries"
-    return Picture(_draw(found, about), _numbers(found))
+    return Picture(_draw(found, about), found)
 
 
-def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int = DRAWS) -> list[Estimate]:
-    """The estimated kernel of each way."""
+def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int = DRAWS) -> pd.DataFrame:
+    """Quartiles of the estimate of each way and of its relative error, over queries and draws, at each distance."""
     distances = torch.linspace(0.0, FARTHEST, _STEPS + 1, dtype=torch.float64)
     truth = true_kernel(distances.numpy())
     found: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
@@ -93,13 +78,15 @@ def kernels(inputs: Spec, shape: Shape, *, features: int = FEATURES, draws: int 
             with torch.no_grad():
                 estimate = cast(RandomKernel, module).kernel(queries, keys)
             values.append(gaussian(estimate, queries, keys)[:, 0, 0].numpy())
-    quarters = (0.25, 0.5, 0.75)
     made = []
     for way, values in found.items():
         every = np.concatenate(values)
-        errors = np.abs(every / truth - 1)
-        made.append(Estimate(way, distances.numpy(), *(np.quantile(x, quarters, axis=0) for x in (every, errors))))
-    return made
+        table = pd.DataFrame({"features": way, "variant": WAYS[way], "distance": distances.numpy(), "kernel": truth})
+        for column, drawn in (("estimate", every), ("relative_error", np.abs(every / truth - 1))):
+            for name, part in QUARTILES.items():
+                table[f"{column}_{name}"] = np.quantile(drawn, part, axis=0)
+        made.append(table)
+    return pd.concat(made, ignore_index=True)
 
 
 def rays(q: Tensor, k: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,26 +111,8 @@ def true_kernel(distances: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(-np.square(distances) / 2))
 
 
-def _numbers(found: Sequence[Estimate]) -> pd.DataFrame:
-    names = ("low", "median", "high")
-    return pd.DataFrame(
-        [
-            {
-                "features": one.way,
-                "variant": WAYS[one.way],
-                "distance": distance,
-                "kernel": true_kernel(distance),
-                **{f"estimate_{name}": one.estimates[row, at] for row, name in enumerate(names)},
-                **{f"relative_error_{name}": one.errors[row, at] for row, name in enumerate(names)},
-            }
-            for one in found
-            for at, distance in enumerate(one.distances)
-        ]
-    )
-
-
 @in_style
-def _draw(found: Sequence[Estimate], about: str) -> Figure:
+def _draw(found: pd.DataFrame, about: str) -> Figure:
     notes = [
         "exp(q·k/√d) is a Gaussian kernel of the distance r = ‖q - k‖/d^¼, times a factor of the query's length, "
         "which cancels in its row, and one of the key's. Each estimate is divided by both factors, and a key lies at "
@@ -163,43 +132,45 @@ def _draw(found: Sequence[Estimate], about: str) -> Figure:
     return page.figure
 
 
-def _said(found: Sequence[Estimate]) -> list[str]:
+def _said(found: pd.DataFrame) -> list[str]:
     lines = []
     for distance in (0.5, 3.0):
-        errors = {one.way: float(np.interp(distance, one.distances, one.errors[1])) for one in found}
+        errors = {
+            str(way): float(np.interp(distance, own["distance"], own["relative_error_median"]))
+            for way, own in found.groupby("features", sort=False)
+        }
         order = sorted(errors, key=lambda way: errors[way])
         shown = ", ".join(f"{way} {plain(float(f'{errors[way]:.2g}'))}" for way in order)
         lines.append(f"median relative error at r = {plain(distance)}: {shown}")
     return lines
 
 
-def _kernel_panel(ax: Axes, found: Sequence[Estimate]) -> None:
-    low = min(float(one.estimates[0].min()) for one in found)
-    high = max(float(one.estimates[2].max()) for one in found)
+def _kernel_panel(ax: Axes, found: pd.DataFrame) -> None:
+    low, high = float(found["estimate_low"].min()), float(found["estimate_high"].max())
     limits = max(min(low, 0.0), -0.5) - 0.04, min(max(high, 1.0), 2.0) + 0.04
-    keys = _lines(ax, found, "estimates")
+    keys = _lines(ax, found, "estimate")
     distances = np.linspace(0, FARTHEST, 200)
     keys += ax.plot(distances, true_kernel(distances), color=palette().ink, lw=1.4, ls=":")
     ax.set_ylim(*limits)
     ax.set_yticks(linear_ticks(*limits))
-    ax.legend(keys, [*(one.way for one in found), "the kernel"], loc="upper right", fontsize=SMALL_SIZE, frameon=False)
+    ax.legend(keys, [*WAYS, "the kernel"], loc="upper right", fontsize=SMALL_SIZE, frameon=False)
 
 
-def _error_panel(ax: Axes, found: Sequence[Estimate]) -> None:
-    values = [max(float(value), _LEAST) for one in found for value in one.errors[1:].flatten()]
+def _error_panel(ax: Axes, found: pd.DataFrame) -> None:
+    values = found[["relative_error_median", "relative_error_high"]].clip(lower=_LEAST).to_numpy().ravel()
     log_axis(ax, "y", padded([*values, 1.0], share=0.05), base=10, most=6)
-    _lines(ax, found, "errors")
+    _lines(ax, found, "relative_error")
     ax.axhline(1.0, color=palette().faint, lw=0.8)
 
 
-def _lines(ax: Axes, found: Sequence[Estimate], what: str) -> list[Line2D]:
+def _lines(ax: Axes, found: pd.DataFrame, what: str) -> list[Line2D]:
     keys = []
-    for turn, one in enumerate(found):
+    columns = [f"{what}_{name}" for name in QUARTILES]
+    for turn, way in enumerate(WAYS):
         colour, dashes = palette().sequence[turn], DASHES[turn]
-        low, middle, high = getattr(one, what)
-        if what == "errors":
-            low, middle, high = (np.maximum(line, _LEAST) for line in (low, middle, high))
-        ax.plot(one.distances, middle, color=colour, ls=dashes)
-        ax.fill_between(one.distances, low, high, color=colour, alpha=0.15, lw=0)
+        own = found[found["features"] == way]
+        low, middle, high = own[columns].clip(lower=_LEAST if what == "relative_error" else None).to_numpy().T
+        ax.plot(own["distance"], middle, color=colour, ls=dashes)
+        ax.fill_between(own["distance"], low, high, color=colour, alpha=0.15, lw=0)
         keys.append(Line2D([], [], color=colour, ls=dashes))
     return keys

@@ -37,6 +37,10 @@ class Picture:
     numbers: pd.DataFrame
 
 
+QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
+"""End of a column of numbers -> the quartile that it has."""
+
+
 def write_numbers(picture: Picture, path: Path) -> Path:
     """Write the numbers as a CSV without formulas; CannotCreate if a link is in its place, StoreError if it fails."""
     table = picture.numbers.copy()

@@ -18,7 +18,7 @@ from attnbench.figures.kit.page import narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import halves, log_axis, padded
-from attnbench.figures.pictures.picture import Picture
+from attnbench.figures.pictures.picture import QUARTILES, Picture
 
 TITLE = "Softmax saturates without the factor 1/√d"
 WIDTHS = (16, 64, 256)
@@ -27,7 +27,6 @@ MOST = 65536
 _QUERIES = 256
 _SCALES = tuple(2.0 ** (step / 2) for step in range(-16, 7))
 """Factors of q·k, from 1/256 to 8."""
-_QUARTILES = {"low": 0.25, "median": 0.5, "high": 0.75}
 
 
 def draw_saturation(*, n: int = N, head_dim: int | None = None) -> Picture:
@@ -58,15 +57,15 @@ def rows_over_scale(n: int, head_dim: int) -> pd.DataFrame:
     for scale in scales:
         entropy, norm = quartiles_of((scale * logits).softmax(-1))
         row = {"head_dim": head_dim, "scale": scale, "logit_std": scale * math.sqrt(head_dim)}
-        row |= {f"entropy_{name}": value for name, value in zip(_QUARTILES, entropy, strict=True)}
-        rows.append(row | {f"jacobian_norm_{name}": value for name, value in zip(_QUARTILES, norm, strict=True)})
+        row |= {f"entropy_{name}": value for name, value in zip(QUARTILES, entropy, strict=True)}
+        rows.append(row | {f"jacobian_norm_{name}": value for name, value in zip(QUARTILES, norm, strict=True)})
     return pd.DataFrame(rows)
 
 
 def quartiles_of(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Quartiles over softmax rows ``(rows, n)`` of entropy over log n, and of the norm of the Jacobian."""
     entropy = torch.special.entr(weights).sum(-1) / math.log(weights.shape[-1])
-    quarters = torch.tensor([*_QUARTILES.values()], dtype=weights.dtype)
+    quarters = torch.tensor([*QUARTILES.values()], dtype=weights.dtype)
     return entropy.quantile(quarters).numpy(), jacobian_norm(weights).quantile(quarters).numpy()
 
 
@@ -115,7 +114,7 @@ def _said(found: pd.DataFrame, width: int) -> str:
 
 
 def _panel(ax: Axes, found: pd.DataFrame, widths: Sequence[int], what: str) -> None:
-    columns = [f"{what}_{name}" for name in _QUARTILES]
+    columns = [f"{what}_{name}" for name in QUARTILES]
     values = found[columns].to_numpy()
     log_axis(ax, "x", padded(_SCALES, share=0.03), text=halves, most=4 if narrow() else 7)
     if what == "jacobian_norm":
