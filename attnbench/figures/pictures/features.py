@@ -7,7 +7,6 @@ paper does not print its numbers of features or the size of its inputs, so here 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -27,7 +26,7 @@ from attnbench.figures.kit.page import narrow, new_page
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import DASHES, MARKERS, SMALL_SIZE, in_style
 from attnbench.figures.kit.ticks import log_axis, padded, plain
-from attnbench.figures.pictures.picture import Picture, two_panels
+from attnbench.figures.pictures.picture import QUARTILES, Picture, two_panels
 
 TITLE = "Error of random features over their number"
 DRAWS = 15
@@ -35,7 +34,6 @@ DRAWS = 15
 FEATURES = (8, 16, 32, 64, 128, 256, 512)
 N, WIDTH = 512, 16
 MOST = 4096
-QUARTILES = (0.25, 0.5, 0.75)
 _WAYS: Mapping[str, Mapping[str, str]] = {
     "orthogonal, positive": {"projection": "orthogonal", "kernel": "positive"},
     "independent, positive": {"projection": "iid", "kernel": "positive"},
@@ -46,20 +44,6 @@ _PANELS = (
     ("features", ("orthogonal, positive", "orthogonal, trigonometric")),
 )
 """The lines of each panel; the first is that of the paper's method."""
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Mean squared errors of the attention matrix."""
-
-    way: str
-    features: int
-    draws: np.ndarray
-    """``(draws,)``."""
-
-    @property
-    def quartiles(self) -> np.ndarray:
-        return np.asarray(np.quantile(self.draws, QUARTILES))
 
 
 def draw_features(*, inputs: str = "gaussian:logit_std=1", n: int = N, head_dim: int = WIDTH) -> Picture:
@@ -74,13 +58,13 @@ def draw_features(*, inputs: str = "gaussian:logit_std=1", n: int = N, head_dim:
     shape = Shape(batch=1, heads=1, seq_len=n, head_dim=head_dim)
     errors, trivial = errors_over_features(spec, shape)
     about = f"inputs {INPUTS.get(spec.name).complete(spec).label} · n = {n} · width {head_dim} · {DRAWS} draws"
-    return Picture(_draw(errors, trivial, about), _numbers(errors))
+    return Picture(_draw(errors, trivial, about), errors.drop(columns="way"))
 
 
 def errors_over_features(
     inputs: Spec, shape: Shape, *, features: Sequence[int] = FEATURES, draws: int = DRAWS
-) -> tuple[list[Errors], float]:
-    """The error of each way and number of features, and the median error of uniform weights."""
+) -> tuple[pd.DataFrame, float]:
+    """The error of each way, number of features and draw, and the median error of uniform weights."""
     found: dict[tuple[str, int], list[float]] = {(way, count): [] for way in _WAYS for count in features}
     trivial = []
     for seed in range(draws):
@@ -93,33 +77,30 @@ def errors_over_features(
                 kernel = cast(RandomKernel, module).kernel(q, k)
             # Trigonometric features may have a sum near 0: the error is then as large as it looks.
             found[way, count].append(float((kernel / kernel.sum(-1, keepdim=True) - exact).square().mean()))
-    errors = [Errors(way, count, np.asarray(values)) for (way, count), values in found.items()]
-    return errors, float(np.median(trivial))
-
-
-def _numbers(errors: Sequence[Errors]) -> pd.DataFrame:
     rows = [
-        {**_WAYS[one.way], "features": one.features, "draw": draw, "mean_squared_error": value}
-        for one in errors
-        for draw, value in enumerate(one.draws)
+        {"way": way, **_WAYS[way], "features": count, "draw": draw, "mean_squared_error": value}
+        for (way, count), values in found.items()
+        for draw, value in enumerate(values)
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows), float(np.median(trivial))
 
 
 @in_style
-def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
+def _draw(errors: pd.DataFrame, trivial: float, about: str) -> Figure:
     notes = [
         "Mean squared error of the attention matrix, the estimated kernel over the sums of its rows, against exact "
         f"softmax. Lines: medians of {DRAWS} draws of inputs and features; bands: quartiles. Features: rows of the "
         "projection; a trigonometric row makes two numbers, a sine and a cosine. Dotted: uniform weights, which ignore "
         "the queries. After figure 4 of Choromanski et al. 2021, which shows the error of the output at 4096 tokens."
     ]
-    lines = [about, *_said(errors)]
-    page = new_page(TITLE, lines, notes, height=1.0, room=5.2 if narrow() else 3.3)
+    drawn = errors.groupby(["way", "features"])["mean_squared_error"]
+    table = pd.DataFrame({name: drawn.quantile(part) for name, part in QUARTILES.items()})
+    quartiles = {str(way): part.droplevel("way") for way, part in table.groupby("way")}
+    counts = [*table.index.unique("features")]
+    page = new_page(TITLE, [about, *_said(quartiles)], notes, height=1.0, room=5.2 if narrow() else 3.3)
     for place, ((what, ways), ax) in enumerate(zip(_PANELS, two_panels(page), strict=True)):
-        log_axis(ax, "x", padded([one.features for one in errors], share=0.04), at=sorted({e.features for e in errors}),
-                 most=4 if narrow() else 8)  # fmt: skip
-        values = [value for one in errors if one.way in ways for value in one.quartiles]
+        log_axis(ax, "x", padded(counts, share=0.04), at=counts, most=4 if narrow() else 8)
+        values = np.concatenate([quartiles[way].to_numpy().ravel() for way in ways])
         log_axis(ax, "y", padded([*values, trivial], share=0.05, least=4), base=10, text=_two_digits, most=6)
         ax.set_title(what, loc="left", pad=4)
         ax.grid(axis="both")
@@ -127,19 +108,17 @@ def _draw(errors: Sequence[Errors], trivial: float, about: str) -> Figure:
             ax.set_ylabel("mean squared error")
         if place == 1 or not narrow():
             ax.set_xlabel("features (log2 scale)")
-        _panel(ax, errors, ways, trivial)
+        _panel(ax, quartiles, ways, trivial)
     return page.figure
 
 
-def _said(errors: Sequence[Errors]) -> list[str]:
-    counts = sorted({one.features for one in errors})
-    median = {(one.way, one.features): float(one.quartiles[1]) for one in errors}
+def _said(quartiles: Mapping[str, pd.DataFrame]) -> list[str]:
     lines = []
     for what, (own, other) in _PANELS:
-        ratios = [median[other, count] / median[own, count] for count in (counts[0], counts[-1])]
+        ratios = quartiles[other]["median"] / quartiles[own]["median"]
         names = own.split(", ")[what == "features"], other.split(", ")[what == "features"]
-        few, many = (plain(float(f"{ratio:.2g}")) for ratio in ratios)
-        said = f"{few} times the error at {counts[0]} features, {many} at {counts[-1]}"
+        few, many = (plain(float(f"{ratios.iloc[at]:.2g}")) for at in (0, -1))
+        said = f"{few} times the error at {ratios.index[0]} features, {many} at {ratios.index[-1]}"
         lines.append(f"{names[1]} over {names[0]}: {said}")
     return lines
 
@@ -148,17 +127,15 @@ def _two_digits(value: float) -> str:
     return f"{value:.2g}".replace("e-0", "e-")
 
 
-def _panel(ax: Axes, errors: Sequence[Errors], ways: Sequence[str], trivial: float) -> None:
+def _panel(ax: Axes, quartiles: Mapping[str, pd.DataFrame], ways: Sequence[str], trivial: float) -> None:
     keys = []
     for way in ways:
         # A way has one look in both panels.
         turn = list(_WAYS).index(way)
         colour, dashes, marker = palette().sequence[turn], DASHES[turn], MARKERS[turn]
-        own = [one for one in errors if one.way == way]
-        at = [one.features for one in own]
-        low, middle, high = np.stack([one.quartiles for one in own], axis=1)
-        ax.plot(at, middle, color=colour, ls=dashes, marker=marker)
-        ax.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
+        own = quartiles[way]
+        ax.plot(own.index, own["median"], color=colour, ls=dashes, marker=marker)
+        ax.fill_between(own.index, own["low"], own["high"], color=colour, alpha=0.15, lw=0)
         keys.append(Line2D([], [], color=colour, ls=dashes, marker=marker))
     keys.append(ax.axhline(trivial, color=palette().ink, lw=1.4, ls=":"))
     names = [*ways, "uniform weights"]
