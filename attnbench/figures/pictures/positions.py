@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -23,18 +22,6 @@ N, WIDTH = 50, 128
 MOST = 2048
 
 
-@dataclass(frozen=True)
-class Shift:
-    """The effect of a shift by ``by`` positions on each pair of columns, a sine and its cosine."""
-
-    by: int
-    angles: np.ndarray
-    """``(width / 2,)``: the rotation that fits all positions best, in radians from -π to π."""
-    expected: np.ndarray
-    error: float
-    """Largest difference, over all positions and columns, between the shifted positions and the rotated ones."""
-
-
 def draw_positions(*, n: int = N, head_dim: int = WIDTH) -> Picture:
     """Draw the table of sinusoids and the rotation that a shift is.
 
@@ -47,7 +34,7 @@ def draw_positions(*, n: int = N, head_dim: int = WIDTH) -> Picture:
         raise UsageError(f"sinusoids come in pairs: --head-dim must be even and at most {MOST}, not {head_dim}")
     table = sinusoids(n, head_dim).double().numpy()
     shift = shift_of(table, n // 5)
-    return Picture(_draw(table, shift), _numbers(shift, head_dim))
+    return Picture(_draw(table, shift), shift)
 
 
 def frequencies(width: int) -> np.ndarray:
@@ -55,8 +42,12 @@ def frequencies(width: int) -> np.ndarray:
     return np.asarray(10_000.0 ** (-2 * np.arange(width // 2) / width))
 
 
-def shift_of(table: np.ndarray, by: int) -> Shift:
-    """Fit one rotation to each pair of columns of ``table`` ``(n, width)``, sines in the even ones, for all rows."""
+def shift_of(table: np.ndarray, by: int) -> pd.DataFrame:
+    """Fit one rotation to each pair of columns of ``table`` ``(n, width)``, sines in the even ones, for all rows.
+
+    A row for each pair, with the rotation that fits all positions best, in radians from -π to π; and, the same for all
+    pairs, the largest difference between the shifted positions and the rotated ones.
+    """
     here, there = table[:-by], table[by:]
     sine, cosine = here[:, 0::2], here[:, 1::2]
     sine_then, cosine_then = there[:, 0::2], there[:, 1::2]
@@ -65,36 +56,34 @@ def shift_of(table: np.ndarray, by: int) -> Shift:
     )
     rotated = (sine * np.cos(angles) + cosine * np.sin(angles), cosine * np.cos(angles) - sine * np.sin(angles))
     error = max(float(np.abs(rotated[0] - sine_then).max()), float(np.abs(rotated[1] - cosine_then).max()))
-    whole = by * frequencies(table.shape[1])
-    return Shift(by, angles, np.arctan2(np.sin(whole), np.cos(whole)), error)
-
-
-def _numbers(shift: Shift, width: int) -> pd.DataFrame:
+    frequency = frequencies(table.shape[1])
+    whole = by * frequency
     return pd.DataFrame(
         {
-            "pair": range(width // 2),
-            "frequency": frequencies(width),
-            "shift": shift.by,
-            "rotation": shift.angles,
-            "expected_rotation": shift.expected,
-            "largest_error_of_all": shift.error,
+            "pair": range(len(frequency)),
+            "frequency": frequency,
+            "shift": by,
+            "rotation": angles,
+            "expected_rotation": np.arctan2(np.sin(whole), np.cos(whole)),
+            "largest_error_of_all": error,
         }
     )
 
 
 @in_style
-def _draw(table: np.ndarray, shift: Shift) -> Figure:
+def _draw(table: np.ndarray, shift: pd.DataFrame) -> Figure:
     n, width = table.shape
+    by, error = shift["shift"].iloc[0], shift["largest_error_of_all"].iloc[0]
     notes = [
         "Columns 2i and 2i + 1 are the sine and the cosine of position / 10000^(2i / width); Vaswani et al. 2017, "
-        f"section 3.5. A shift by {shift.by} positions rotates each pair of columns by one angle, whatever the "
+        f"section 3.5. A shift by {by} positions rotates each pair of columns by one angle, whatever the "
         "position: that is why a linear layer can look a fixed distance ahead or back. Dots: the angle that "
         "fits the positions drawn; line: the shift times the frequency."
     ]
     about = [
         f"{n} positions of width {width}",
-        f"shift by {shift.by}: one rotation for each pair of columns gives the shifted positions, largest error "
-        f"{shift.error:.0e}".replace("e-0", "e-"),
+        f"shift by {by}: one rotation for each pair of columns gives the shifted positions, largest error "
+        f"{error:.0e}".replace("e-0", "e-"),
     ]
     page = new_page(TITLE, about, notes, height=1.0, room=5.4 if narrow() else 3.4)
     if narrow():
@@ -124,17 +113,17 @@ def _picture(page: Page, place: tuple[float, float, float, float], table: np.nda
     ax.tick_params(length=2, labelsize=SMALL_SIZE)
 
 
-def _rotation(page: Page, place: tuple[float, float, float, float], shift: Shift) -> None:
+def _rotation(page: Page, place: tuple[float, float, float, float], shift: pd.DataFrame) -> None:
     ax = page.axes(*place)
-    pairs = np.arange(len(shift.angles))
-    wraps = np.flatnonzero(np.abs(np.diff(shift.expected)) > math.pi) + 1
-    line = np.insert(shift.expected, wraps, np.nan)  # no line from -π to π
+    pairs, expected = shift["pair"].to_numpy(), shift["expected_rotation"].to_numpy()
+    wraps = np.flatnonzero(np.abs(np.diff(expected)) > math.pi) + 1
+    line = np.insert(expected, wraps, np.nan)  # no line from -π to π
     ax.plot(np.insert(pairs.astype(float), wraps, np.nan), line, color=palette().ink, lw=0.9)
-    ax.plot(pairs, shift.angles, "o", color=palette().sequence[0], markersize=3)
+    ax.plot(pairs, shift["rotation"], "o", color=palette().sequence[0], markersize=3)
     ax.set_ylim(-math.pi * 1.05, math.pi * 1.05)
     ax.set_yticks([-math.pi, -math.pi / 2, 0, math.pi / 2, math.pi], ["-π", "-π/2", "0", "π/2", "π"])
     ax.set_xlim(-1, len(pairs))
     ax.set_xticks(linear_ticks(0, len(pairs) - 1, 4))
     ax.set_xlabel("pair of columns")
-    ax.set_ylabel(f"rotation by a shift of {shift.by}")
+    ax.set_ylabel(f"rotation by a shift of {shift['shift'].iloc[0]}")
     ax.grid(axis="both")
