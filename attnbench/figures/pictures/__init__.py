@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +52,7 @@ def draw(
     from attnbench.errors import UsageError, did_you_mean
     from attnbench.figures.kit.page import laid_out, retitle
     from attnbench.figures.kit.palette import drawn_in
+    from attnbench.laws.growth import one_thread
 
     if name not in PICTURES:
         hint = did_you_mean(name, PICTURES) or f"; there are: {', '.join(PICTURES)}"
@@ -68,7 +68,7 @@ def draw(
             raise UsageError(
                 f"the picture {name} has no option --{option.replace('_', '-')}; it has {known or 'no options'}"
             )
-    with drawn_in(style), laid_out(width), _one_thread():
+    with drawn_in(style), laid_out(width), one_thread():
         picture: Picture = make(**given, **({"variants": of} if of else {}))
     if title is not None:
         retitle(picture.figure, title)
@@ -95,15 +95,3 @@ def write(
     picture = draw(name, of, **options)
     stem = Path(folder) / name
     return [*save(picture.figure, stem, formats, dpi=dpi), write_numbers(picture, stem.with_suffix(".csv"))]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
