@@ -52,16 +52,9 @@ def read_published() -> pd.DataFrame:
 def draw_published(page: Page, left: float) -> None:
     """Draw a separate panel, since hardware, code and vertical axis differ from those of the run."""
     table = read_published()
-    points = pd.DataFrame(
-        {
-            "label": table["model"],
-            "name": table["model"],
-            "family": table["family"],
-            "kind": "measured",
-            "x": table["relative_speed_4k"],
-            "y": table["average"],
-            "memory": table["memory_gb_4k"] * GB,
-        }
+    columns = {"model": "label", "relative_speed_4k": "x", "average": "y"}
+    points = table.rename(columns=columns).assign(
+        name=table["model"], kind="measured", memory=table["memory_gb_4k"] * GB
     )
     left += 0.45
     right = page.right - 1.25
