@@ -15,7 +15,6 @@ from pandas.api.types import is_numeric_dtype
 
 from attnbench.figures.kit.page import Page, narrow
 from attnbench.figures.kit.palette import palette
-from attnbench.figures.kit.style import SMALL_SIZE
 from attnbench.files import write_output
 from attnbench.results.table import no_formula
 
@@ -85,7 +84,7 @@ def draw_matrix(ax: Axes, full: np.ndarray, colour: str, *, other: np.ndarray | 
     image = np.empty((*full.shape, 4))
     image[..., :3] = to_rgb(colour)
     if other is not None:
-        image[other, :3] = to_rgb(negative())
+        image[other, :3] = to_rgb(palette().family("kernel"))
     image[..., 3] = full.round(2)  # few enough colours for a palette
     ax.imshow(image, interpolation="none", aspect="auto", clip_on=False)
     ax.set_xticks([])
@@ -94,19 +93,6 @@ def draw_matrix(ax: Axes, full: np.ndarray, colour: str, *, other: np.ndarray | 
     ax.patch.set(facecolor="none", edgecolor=palette().line, linewidth=0.6, zorder=3)
 
 
-def negative() -> str:
-    """The colour of negative weights."""
-    return palette().family("kernel")
-
-
 def positive() -> str:
     """The colour of weights if it does not mean a family."""
     return palette().family("fixed pattern")
-
-
-def draw_ramp(page: Page, left: float, bottom: float, marks: list[tuple[float, str]]) -> None:
-    """Draw a bar of the colour from nothing to full, with marks at places from 0 to 1."""
-    ax = page.axes(left, bottom, 2.4, 0.11)
-    draw_matrix(ax, np.linspace(0.0, 1.0, 121)[None], positive())
-    ax.set_xticks([place * 120 for place, _ in marks], [text for _, text in marks])
-    ax.tick_params(length=2, pad=2, labelsize=SMALL_SIZE)

@@ -23,7 +23,7 @@ from attnbench.figures.kit.page import Page, narrow, new_page, shorten
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.pictures.heads import Head, heads_of, softmax_matrix
-from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, draw_ramp, positive
+from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, positive
 from attnbench.laws.implied import formula_of, implied, mixes_channels
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note
@@ -152,9 +152,13 @@ def _draw(matrices: Sequence[Weights], about: str) -> Figure:
 
 
 def _key(page: Page, n: int, largest: float) -> None:
+    """Draw a bar of the colour from nothing to full, with the weights at its ends and that of uniform weights."""
     decades = math.log10(max(largest * n, 2 * 10**-DECADES_BELOW)) + DECADES_BELOW
     marks = [(0.0, "0.01/n")]
     if decades > DECADES_BELOW + 0.7:
         marks.append((DECADES_BELOW / decades, "1/n"))
     marks.append((1.0, f"{largest:.2g}"))
-    draw_ramp(page, page.left + 0.25, page.bottom + 0.26, marks)
+    ax = page.axes(page.left + 0.25, page.bottom + 0.26, 2.4, 0.11)
+    draw_matrix(ax, np.linspace(0.0, 1.0, 121)[None], positive())
+    ax.set_xticks([place * 120 for place, _ in marks], [text for _, text in marks])
+    ax.tick_params(length=2, pad=2, labelsize=SMALL_SIZE)
