@@ -15,7 +15,7 @@ from attnbench.errors import Unsupported, UsageError
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, shorten, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
-from attnbench.figures.pictures.picture import LEVELS, Picture, by_share, draw_matrix
+from attnbench.figures.pictures.picture import LEVELS, Picture, by_share, draw_matrix, rows_of
 from attnbench.laws.implied import random_weights, share_of_largest, small_setting
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note
@@ -71,7 +71,12 @@ def draw_pattern(variants: Sequence[str] = (), *, n: int = N, causal: bool | Non
     if not drawn:
         raise NothingToDraw(_OTHER_WAY[forms[0]] if len(forms) == 1 else "no variant allows this length")
     missing = [one.name for one in found if not one.shares]
-    return Picture(_draw(drawn, forms, n, missing), _numbers(drawn))
+    numbers = [
+        rows_of(share, variant=one.spec.label, family=one.family, causal=causal)
+        for one in drawn
+        for causal, share in one.shares.items()
+    ]
+    return Picture(_draw(drawn, forms, n, missing), pd.concat(numbers, ignore_index=True))
 
 
 def shipped() -> list[Spec]:
@@ -93,16 +98,6 @@ def _pattern(spec: Spec, n: int, forms: Sequence[bool], *, must: bool) -> Varian
         raise Unsupported(f"{spec.label}: {refusal}") from None
     own = bool(shares) and all(entry.claims(spec, causal=causal).own_form for causal in shares)
     return VariantPattern(spec, entry.family, own, shares)
-
-
-def _numbers(drawn: Sequence[VariantPattern]) -> pd.DataFrame:
-    parts = []
-    for one in drawn:
-        for causal, share in one.shares.items():
-            table = pd.DataFrame(share, columns=[f"key_{j}" for j in range(share.shape[1])])
-            about = {"variant": one.spec.label, "family": one.family, "causal": causal, "query": range(len(share))}
-            parts.append(pd.concat([pd.DataFrame(about), table], axis=1))
-    return pd.concat(parts, ignore_index=True)
 
 
 def density(share: np.ndarray) -> float:

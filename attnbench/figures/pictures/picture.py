@@ -50,6 +50,12 @@ def write_numbers(picture: Picture, path: Path) -> Path:
     return path
 
 
+def rows_of(matrix: np.ndarray, **about: object) -> pd.DataFrame:
+    """A row for each query of a matrix: facts about it, the query, and a column for each key."""
+    keys = pd.DataFrame(matrix, columns=[f"key_{j}" for j in range(matrix.shape[1])])
+    return pd.concat([pd.DataFrame({**about, "query": range(len(matrix))}), keys], axis=1)
+
+
 LEVELS = ((0.5, 1.0), (0.1, 0.6), (0.01, 0.32))
 """Steps of colour: (share of the largest weight in the row, strength of the colour from that share on)."""
 FAINTEST = 0.13

@@ -23,7 +23,7 @@ from attnbench.figures.kit.page import Page, narrow, new_page, shorten
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.style import SMALL_SIZE, in_style
 from attnbench.figures.pictures.heads import Head, heads_of, softmax_matrix
-from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, positive
+from attnbench.figures.pictures.picture import DECADES_BELOW, Picture, by_size, draw_matrix, positive, rows_of
 from attnbench.laws.implied import formula_of, implied, mixes_channels
 from attnbench.results.frame.marks import OWN_FORM
 from attnbench.results.frame.words import own_form_note
@@ -77,7 +77,8 @@ def draw_weights(
         spec, matrix = next(differing, first)
         matrices.append(Weights(_name(spec, causal), matrix.numpy(), relative_error(matrix, exact)))
     about = f"inputs {label} · {one.name} · first {n} tokens" + " · causal" * causal
-    return Picture(_draw(matrices, about), _numbers(matrices))
+    numbers = [rows_of(one.matrix, variant=one.name.removesuffix(OWN_FORM), rel_error=one.error) for one in matrices]
+    return Picture(_draw(matrices, about), pd.concat(numbers, ignore_index=True))
 
 
 def _narrower(spec: Spec, n: int, *, causal: bool) -> Iterator[Spec]:
@@ -112,15 +113,6 @@ def variant_matrix(spec: Spec, head: Head, *, causal: bool) -> torch.Tensor:
 def _name(spec: Spec, causal: bool) -> str:
     entry = VARIANTS.get(spec.name)
     return entry.normalise(spec).label + OWN_FORM * bool(entry.claims(spec, causal=causal).own_form)
-
-
-def _numbers(matrices: Sequence[Weights]) -> pd.DataFrame:
-    parts = []
-    for one in matrices:
-        table = pd.DataFrame(one.matrix, columns=[f"key_{j}" for j in range(one.matrix.shape[1])])
-        about = {"variant": one.name.removesuffix(OWN_FORM), "rel_error": one.error, "query": range(len(one.matrix))}
-        parts.append(pd.concat([pd.DataFrame(about), table], axis=1))
-    return pd.concat(parts, ignore_index=True)
 
 
 @in_style
