@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.figures.error_lines import Curve, Panel, at_one_length, panels_of
-from attnbench.figures.kit.legend import STEP, count_lines, write_entry
+from attnbench.figures.kit.legend import STEP, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width, wrap
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
@@ -102,10 +103,8 @@ def _draw(panels: Sequence[Panel], about: Sequence[str], notes: Sequence[str]) -
         left, bottom = chart.left + 0.66, chart.bottom + _axis(panel)
         right, tall = chart.right - (0.1 if narrow() else keys + 0.1), chart.top - bottom
         _panel(chart.axes(left, bottom, right - left, tall), panel, drawn)
-        if narrow():
-            _write_key(under, panel, drawn, under.left, under.bottom, under.top - under.bottom)
-        else:
-            _write_key(part, panel, drawn, right + 0.1, bottom, tall + 0.1)
+        beside = replace(part, left=right + 0.1, bottom=bottom, top=bottom + tall + 0.1)
+        _write_key(under if narrow() else beside, panel, drawn)
     return page.figure
 
 
@@ -186,11 +185,8 @@ def _key_lines(panel: Panel, width: float) -> int:
     return len(wrap(panel.said, width, SMALL_SIZE)) + count_lines([line.name for line in panel.lines], width) + 1
 
 
-def _write_key(
-    page: Page, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]], left: float, bottom: float, height: float
-) -> None:
-    width = page.right - left
-    ax = page.blank(left, bottom, width, height)
+def _write_key(page: Page, panel: Panel, drawn: Sequence[tuple[Curve, dict[str, Any]]]) -> None:
+    ax, width, height = on_all(page), page.right - page.left, page.top - page.bottom
     rows: list[tuple[float, str, dict[str, Any], Sequence[object]]] = []
     for one, how in drawn:
         last = int(np.nanargmax(one.x)) if np.isfinite(one.x).any() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnbench.figures.kit.legend import STEP, count_lines, write_entry
+from attnbench.figures.kit.legend import STEP, count_lines, on_all, write_entry
 from attnbench.figures.kit.page import NothingToDraw, Page, narrow, new_page, stacked, text_width
 from attnbench.figures.kit.palette import palette
 from attnbench.figures.kit.sheets import COLUMN
@@ -183,15 +183,12 @@ def _title(panel: _Shares, names: Mapping[str, str]) -> str:
 
 def _block(page: Page, panel: _Shares, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
     key, tall = _key(panel, names)
-    if narrow():
-        chart, under = page.split(tall + 0.05)
-        right, left, top = chart.right - 0.1, under.left, under.top
-    else:
-        chart, right = page, page.right - key - 0.1
-        left, top = right + 0.15, page.top
+    chart, under = page.split(tall + 0.05 if narrow() else 0.0)
+    right = page.right - (0.1 if narrow() else key + 0.1)
+    beside = under if narrow() else replace(page, left=right + 0.15)
     bottom = chart.bottom + 0.42
     _chart(chart.axes(chart.left + 0.6, bottom, right - chart.left - 0.6, chart.top - bottom), panel, look)
-    box, y = page.blank(left, top - tall, page.right - left, tall), tall - 0.1
+    box, y = on_all(beside), beside.top - beside.bottom - 0.1
     for one in sorted(panel.shares, key=lambda one: -float(one.part[-1])):
         y -= STEP * (len(write_entry(box, y, _text(one, names), {"lw": 1.2, **look[one.label].line})) - 1)
 
