@@ -58,12 +58,8 @@ class TimeShare:
         return math.exp(start + (end - start) * float((0.5 - a) / (b - a)))
 
 
-@dataclass(frozen=True)
-class _Shares:
-    heading: str
-    rows: pd.DataFrame
-    shares: list[TimeShare]
-    by: str
+_Panel = tuple[Setting, Sequence[TimeShare], str]
+"""Rows that were measured alike, their shares, and how these were found."""
 
 
 @in_style
@@ -75,18 +71,19 @@ def draw_share(frame: pd.DataFrame, *, whole: pd.DataFrame | None = None) -> Fig
     lengths with either.
     """
     rows = timed(frame)
-    panels, found = _panels(rows, rows if whole is None else timed(whole))
-    if not panels:
+    found = _panels(rows, rows if whole is None else timed(whole))
+    if not found:
         raise NothingToDraw("; ".join(failures(rows)) or f"needs {NEEDS}")
-    shown = pd.concat([panel.rows for panel in panels])
-    names, hidden = short_names(shown[shown["label"].isin([one.label for panel in panels for one in panel.shares])])
+    panels = found[:PANELS]
+    shown = pd.concat([setting.rows for setting, _, _ in panels])
+    names, hidden = short_names(shown[shown["label"].isin([one.label for _, shares, _ in panels for one in shares])])
     notes = [
         own_form_note(names),
-        *dict.fromkeys(panel.by for panel in panels),
+        *dict.fromkeys(by for _, _, by in panels),
         "Bands: 95 % intervals, from those of both medians. Dotted: half of the time.",
         hidden,
         *(f"Not drawn — {line}" for line in failures(shown)),
-        without_room(found),
+        without_room([setting for setting, _, _ in found]),
     ]
     return _draw(panels, names, where(shown), notes)
 
@@ -153,49 +150,45 @@ def _lines(wholes: pd.DataFrame, beside: Callable[[str], pd.DataFrame | None], *
     return found
 
 
-def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> tuple[list[_Shares], list[Setting]]:
+def _panels(rows: pd.DataFrame, others: pd.DataFrame) -> list[_Panel]:
     prefer = {"level": ("model", "layer"), "pass": ("training", "forward")}
-    kept, panels = [], []
-    for setting in settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn")):
-        shares, by = shares_of(setting.rows, others)
-        if shares:
-            kept.append(setting)
-            panels.append(_Shares(setting.about, setting.rows, shares, by))
-    return panels[:PANELS], kept
+    found = settings(rows[rows["level"] != "operator"], prefer, also_same=("inputs", "layers", "ffn"))
+    panels = [(setting, *shares_of(setting.rows, others)) for setting in found]
+    return [panel for panel in panels if panel[1]]
 
 
-def _draw(panels: Sequence[_Shares], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
-    look = looks((one.label, one.family) for panel in panels for one in panel.shares)
-    headings = [panel.heading for panel in panels]
-    talls = [_key(panel, names)[1] for panel in panels]
+def _draw(panels: Sequence[_Panel], names: Mapping[str, str], about: Sequence[str], notes: Sequence[str]) -> Figure:
+    look = looks((one.label, one.family) for _, shares, _ in panels for one in shares)
+    headings = [setting.about for setting, _, _ in panels]
+    talls = [_key(shares, names)[1] for _, shares, _ in panels]
     rooms = [2.5 + tall if narrow() else max(3.0, tall + 0.4) for tall in talls]
-    page = new_page(_title(panels[0], names), about, notes, room=stacked(rooms, headings))
-    for part, panel in zip(page.parts(headings, rooms), panels, strict=True):
-        _block(part, panel, names, look)
+    page = new_page(_title(panels[0][1], names), about, notes, room=stacked(rooms, headings))
+    for part, (_, shares, _) in zip(page.parts(headings, rooms), panels, strict=True):
+        _block(part, shares, names, look)
     return page.figure
 
 
-def _title(panel: _Shares, names: Mapping[str, str]) -> str:
-    longest = max(one.n[-1] for one in panel.shares)
-    above = [names[one.label] for one in panel.shares if one.n[-1] == longest and one.part[-1] >= 0.5]
+def _title(shares: Sequence[TimeShare], names: Mapping[str, str]) -> str:
+    longest = max(one.n[-1] for one in shares)
+    above = [names[one.label] for one in shares if one.n[-1] == longest and one.part[-1] >= 0.5]
     return f"Attention is over half of the time at n = {length(longest)} with {', '.join(above) or 'no variant'}"
 
 
-def _block(page: Page, panel: _Shares, names: Mapping[str, str], look: Mapping[str, Look]) -> None:
-    key, tall = _key(panel, names)
+def _block(page: Page, shares: Sequence[TimeShare], names: Mapping[str, str], look: Mapping[str, Look]) -> None:
+    key, tall = _key(shares, names)
     chart, under = page.split(tall + 0.05 if narrow() else 0.0)
     right = page.right - (0.1 if narrow() else key + 0.1)
     beside = under if narrow() else replace(page, left=right + 0.15)
     bottom = chart.bottom + 0.42
-    _chart(chart.axes(chart.left + 0.6, bottom, right - chart.left - 0.6, chart.top - bottom), panel, look)
+    _chart(chart.axes(chart.left + 0.6, bottom, right - chart.left - 0.6, chart.top - bottom), shares, look)
     box, y = on_all(beside), beside.top - beside.bottom - 0.1
-    for one in sorted(panel.shares, key=lambda one: -float(one.part[-1])):
+    for one in sorted(shares, key=lambda one: -float(one.part[-1])):
         y -= STEP * (len(write_entry(box, y, _text(one, names), {"lw": 1.2, **look[one.label].line})) - 1)
 
 
-def _key(panel: _Shares, names: Mapping[str, str]) -> tuple[float, float]:
+def _key(shares: Sequence[TimeShare], names: Mapping[str, str]) -> tuple[float, float]:
     """Width and height of the names, in inches."""
-    texts = [_text(one, names) for one in panel.shares]
+    texts = [_text(one, names) for one in shares]
     key = min(_NAMES, max(text_width(text, SMALL_SIZE) for text in texts) + 0.58)
     return key, STEP * count_lines(texts, COLUMN - 0.3 if narrow() else key - 0.05) + 0.1
 
@@ -211,10 +204,10 @@ def _said(one: TimeShare) -> str:
     return f"under half to {length(one.n[-1])}" if math.isinf(half) else f"half at {half:.0f}"
 
 
-def _chart(ax: Axes, panel: _Shares, look: Mapping[str, Look]) -> None:
-    lengths = sorted({n for one in panel.shares for n in one.n})
-    least = min(float(one.part.min()) for one in panel.shares)
-    most = max(float(one.part.max()) for one in panel.shares)
+def _chart(ax: Axes, shares: Sequence[TimeShare], look: Mapping[str, Look]) -> None:
+    lengths = sorted({n for one in shares for n in one.n})
+    least = min(float(one.part.min()) for one in shares)
+    most = max(float(one.part.max()) for one in shares)
     log_axis(ax, "x", padded(lengths, share=0.04), at=lengths, text=length, most=6)
     ax.set_ylim(min(0.0, 1.1 * least), max(1.0, 1.05 * most))
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
@@ -222,8 +215,8 @@ def _chart(ax: Axes, panel: _Shares, look: Mapping[str, Look]) -> None:
     ax.set_ylabel("part of the time")
     ax.grid(axis="both")
     ax.axhline(0.5, color=palette().ink, lw=1.2, ls=":")
-    for one in panel.shares:
+    for one in shares:
         ax.plot(one.n, one.part, lw=1.2, markersize=4.2, alpha=0.9, **look[one.label].line)
         ax.fill_between(
-            one.n, one.low, one.high, color=look[one.label].colour, alpha=0.12 if len(panel.shares) < 7 else 0.05, lw=0
+            one.n, one.low, one.high, color=look[one.label].colour, alpha=0.12 if len(shares) < 7 else 0.05, lw=0
         )
