@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 from matplotlib import rcParams
@@ -31,6 +32,16 @@ _LEFT, _ABOVE, _BELOW = 0.62, 0.3, 0.42
 """Room around the axes of a panel for its scale, its heading and the scale below, in inches."""
 ORIGINAL = "the model as it was"
 _SAID = {UNTOUCHED: "none: trained as long"}
+_OF_ERROR = (
+    "Error of a layer alone: of what a replaced layer answers to the inputs that it has in the untouched model; "
+    "mean over layers."
+)
+_OF_STEPS = (
+    "Loss is the mean cross-entropy on windows that no training saw. As far as the dashed line falls, a model "
+    "learns the text; that is no recovery from a swap."
+)
+_Panel = tuple[Sequence[SwapLine], Callable[[Axes, Sequence[SwapLine], Mapping[str, Look]], None], str]
+"""The lines of a panel, the function that draws them, and a note."""
 
 
 def applies(frame: pd.DataFrame, whole: pd.DataFrame | None = None) -> bool:
@@ -59,37 +70,33 @@ def draw_swap(frame: pd.DataFrame) -> Figure:
     trained = [line for line in together if line.loss is not None]
     untrained = [line for line in together if not line.steps and _damage(line) is not None and not line.is_exact]
     alone = [line for line in found if line.alone and _damage(line) is not None and not line.is_exact]
-    panels = []
+    panels: list[_Panel] = []
     if len({line.steps for line in trained}) > 1:
-        panels.append(trained)
+        panels.append((trained, partial(_by_step, rows), _OF_STEPS))
     elif len(untrained) > 1:
-        panels.append(untrained)
+        panels.append((untrained, _by_error, _OF_ERROR))
     if alone:
-        panels.append(alone)
+        panels.append((alone, _by_layer, "One layer replaced: the scale is logarithmic."))
     if not panels:
         raise NothingToDraw("neither steps nor layers to draw over; ask for --steps 0,50 or --layers each")
-    hows = _hows([line for panel in panels for line in panel])
+    drawn = [line for panel, _, _ in panels for line in panel]
+    first, hows = panels[0][0], _hows(drawn)
     names = {_SAID.get(label, label): how for label, how in hows.items()}
-    if panels[0] is trained:
+    if first is trained:
         names[ORIGINAL] = Look(palette().ink, "", "-")
     key = wrapped_height(names, {}) if narrow() else 0.0
     tall = _TALL - 0.15 if narrow() else max(_TALL, wrapped_height(names, {}, KEY - 0.15))
     whole = new_page(
-        _title(panels[0], by_layer=panels[0] is alone),
+        _title(first, by_layer=first is alone),
         [_about(next((row for row in rows if row["tuned"]), rows[0]))],
-        [*_notes(panels, untrained, alone), *_left_out(found, panels)],
+        [*(note for _, _, note in panels), *_left_out(found, drawn)],
         height=1.0,
         room=(tall * len(panels) if narrow() else tall) + 0.1 + key,
     )
     page, under = whole.split(key)
     right = page.right - (0.1 if narrow() else KEY)
-    for ax, panel in zip(_axes(replace(page, right=right), len(panels)), panels, strict=True):
-        if panel is alone:
-            _by_layer(ax, panel, hows)
-        elif panel is untrained:
-            _by_error(ax, panel, hows)
-        else:
-            _by_step(ax, panel, hows, rows)
+    for ax, (panel, draw, _) in zip(_axes(replace(page, right=right), len(panels)), panels, strict=True):
+        draw(ax, panel, hows)
     write_wrapped(under if narrow() else replace(page, left=right + 0.15), names, {})
     return page.figure
 
@@ -119,26 +126,9 @@ def name_of(model: str) -> str:
     return parts[-1]
 
 
-def _notes(panels: Sequence[Sequence[SwapLine]], untrained: Sequence[SwapLine], alone: Sequence[SwapLine]) -> list[str]:
-    notes = []
-    if any(panel is untrained for panel in panels):
-        notes.append(
-            "Error of a layer alone: of what a replaced layer answers to the inputs that it has in the untouched "
-            "model; mean over layers."
-        )
-    if any(panel is not alone and panel is not untrained for panel in panels):
-        notes.append(
-            "Loss is the mean cross-entropy on windows that no training saw. As far as the dashed line falls, a model "
-            "learns the text; that is no recovery from a swap."
-        )
-    if any(panel is alone for panel in panels):
-        notes.append("One layer replaced: the scale is logarithmic.")
-    return notes
-
-
-def _left_out(found: Sequence[SwapLine], panels: Sequence[Sequence[SwapLine]]) -> list[str]:
-    drawn = {line.label for panel in panels for line in panel}
-    names = dict.fromkeys(line.label for line in found if line.is_exact and line.label not in drawn)
+def _left_out(found: Sequence[SwapLine], drawn: Sequence[SwapLine]) -> list[str]:
+    shown = {line.label for line in drawn}
+    names = dict.fromkeys(line.label for line in found if line.is_exact and line.label not in shown)
     return [f"Exact at this length, so not drawn: {', '.join(names)}."] if names else []
 
 
@@ -172,7 +162,7 @@ def _axes(page: Page, count: int) -> list[Axes]:
     ]
 
 
-def _by_step(ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look], rows: Sequence[Row]) -> None:
+def _by_step(rows: Sequence[Row], ax: Axes, found: Sequence[SwapLine], hows: Mapping[str, Look]) -> None:
     last = max(line.steps for line in found)
     for label, how in hows.items():
         own = sorted((line for line in found if line.label == label), key=lambda line: line.steps)
