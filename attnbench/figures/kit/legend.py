@@ -34,7 +34,8 @@ def write_entry(
     """Draw and return a piece of a line (``how``: of ``Line2D``) and each line of its name, which ends at ``right``."""
     lines = name_lines(name, ax.get_xlim()[1] if right is None else right)
     texts = [ax.text(NAMES, y - step * row, line, fontsize=SMALL_SIZE, va="center") for row, line in enumerate(lines)]
-    return [_draw_piece(ax, y, {"markersize": 4.2, **how}), *texts]
+    piece = Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], **{"markersize": 4.2, **how})
+    return [ax.add_line(piece), *texts]
 
 
 def name_lines(name: str, width: float) -> list[str]:
@@ -49,19 +50,14 @@ def count_lines(names: Iterable[str], width: float) -> int:
     return sum(len(name_lines(name, width)) for name in names)
 
 
-def _draw_piece(ax: Axes, y: float, how: Mapping[str, Any]) -> Artist:
-    return ax.add_line(Line2D([0, 0.2, 0.4], [y, y, y], markevery=[1], **how))
-
-
 def write_wrapped(page: Page, hows: Mapping[str, Look], said: Mapping[str, str]) -> None:
     """Write names in as many lines as they need, in their order, with ``said`` under each."""
     ax, y, width = on_all(page), page.top - page.bottom - 0.1, page.right - page.left
     for name, how in hows.items():
-        _draw_piece(ax, y, {"markersize": 4.5, **how.line})
-        for text, colour in ((name, palette().ink), (said.get(name), palette().faint)):
-            for line in () if text is None else name_lines(text, width):
-                ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center", color=colour)
-                y -= _LINE
+        y -= _LINE * (len(write_entry(ax, y, name, {"markersize": 4.5, **how.line}, step=_LINE)) - 1)
+        for line in name_lines(said[name], width) if name in said else ():
+            ax.text(NAMES, y, line, fontsize=SMALL_SIZE, va="center", color=palette().faint)
+            y -= _LINE
         y -= _GAP
 
 
