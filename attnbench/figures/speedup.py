@@ -70,8 +70,8 @@ def draw_speedup(
     tables = [table for setting in found[:PANELS] if (table := _table(setting, variant, baseline))]
     if not tables:
         raise NothingToDraw("; ".join(failures(both)) or f"needs {NEEDS}")
-    rows = pd.concat([part for table in tables for part in (table.mine, table.base)])
-    name = bare(variant, tables[0].mine["label"].iloc[0])
+    rows = pd.concat([table.rows for table in tables])
+    name = bare(variant, tables[0].cells[0][0]["label"])
     drawn_at = dict.fromkeys(table.kind for table in tables if table.kind)
     notes = [
         own_form_note([name]),
@@ -85,25 +85,19 @@ def draw_speedup(
 
 
 def _title(tables: Sequence[_Ratios], name: str, baseline: str) -> str:
-    base = [{row["seq_len"]: row for row in records(table.base)} for table in tables]
-    cells = [
-        (row, known.get(row["seq_len"]))
-        for table, known in zip(tables, base, strict=True)
-        for row in records(table.mine)
-    ]
-    found = [
-        (gain, text) for text, gain in (_ratio(*cell, "time_median_s", baseline) for cell in cells) if gain == gain
-    ]
-    return (
-        f"{name} is {min(found)[1]} to {max(found)[1]} as fast as {baseline}" if found else f"{name} against {baseline}"
-    )
+    ratios = [_ratio(*cell, "time_median_s", baseline) for table in tables for cell in table.cells]
+    found = [(gain, text) for text, gain in ratios if gain == gain]
+    if not found:
+        return f"{name} against {baseline}"
+    return f"{name} is {min(found)[1]} to {max(found)[1]} as fast as {baseline}"
 
 
 @dataclass(frozen=True)
 class _Ratios:
     heading: str
-    mine: pd.DataFrame
-    base: pd.DataFrame
+    rows: pd.DataFrame
+    cells: Sequence[tuple[Row, Row | None]]
+    """Each row of the variant, and that of the baseline at its length."""
     size: str
     kind: str
 
@@ -124,13 +118,16 @@ def _table(setting: Setting, variant: str, baseline: str) -> _Ratios | None:
         ", ".join(f"{name}={written(options[label].get(name, 'default'))}" for name in split) for label in mine["label"]
     ]
     kind = max(dict.fromkeys(kinds), key=kinds.count)
-    return _Ratios(setting.about, mine[[one == kind for one in kinds]], base, size, kind)
+    mine = mine[[one == kind for one in kinds]]
+    beside = {row["seq_len"]: row for row in records(base)}
+    cells = [(row, beside.get(row["seq_len"])) for row in records(mine)]
+    return _Ratios(setting.about, pd.concat([mine, base]), cells, size, kind)
 
 
 def _draw(
     tables: Sequence[_Ratios], title: str, about: Sequence[str], notes: Sequence[str], baseline: str, *, overlay: bool
 ) -> Figure:
-    rooms = [0.95 + 0.2 * table.mine["seq_len"].nunique() for table in tables]
+    rooms = [0.95 + 0.2 * len({row["seq_len"] for row, _ in table.cells}) for table in tables]
     if narrow():
         rooms = [2 * room for room in rooms]
     key = _KEY + 0.2 * narrow()
@@ -150,9 +147,7 @@ def _draw(
 
 
 def _panels(page: Page, table: _Ratios, baseline: str) -> None:
-    cells = records(table.mine)
-    base = {row["seq_len"]: row for row in records(table.base)}
-    lengths, sizes = sorted(table.mine["seq_len"].unique()), sorted(table.mine["_size"].unique())
+    lengths, sizes = (sorted({row[name] for row, _ in table.cells}) for name in ("seq_len", "_size"))
     left, gap, bottom = page.left + 0.62, 0.75, page.bottom + 0.36
     wide, tall = (page.right - left - gap) / 2, page.top - bottom - 0.24
     across, up = wide + gap, 0.0
@@ -165,9 +160,8 @@ def _panels(page: Page, table: _Ratios, baseline: str) -> None:
         gain = np.full((len(lengths), len(sizes)), math.nan)
         unsure = np.zeros(gain.shape, dtype=bool)
         texts = [[""] * len(sizes) for _ in lengths]
-        for cell in cells:
+        for cell, other in table.cells:
             i, j = lengths.index(cell["seq_len"]), sizes.index(cell["_size"])
-            other = base.get(cell["seq_len"])
             texts[i][j], gain[i, j] = _ratio(cell, other, column, baseline)
             if column == "time_median_s" and other is not None:
                 apart = (
