@@ -169,21 +169,15 @@ def over_logit_std(rows: pd.DataFrame, options: Mapping[str, Mapping[str, Any]])
 
 
 def _beside(lines: Sequence[Curve], rows: pd.DataFrame, ok: pd.DataFrame) -> dict[str, float]:
-    known: dict[str, float] = {}
+    medians = ok.groupby("inputs")["trivial_error"].median()
     for line in lines:
         own = rows.loc[rows["label"] == line.name, ["inputs", "rel_error", "rel_error_std"]]
         line.beside = {str(inputs): (error, std) for inputs, error, std in own.itertuples(index=False)}
-    for inputs in dict.fromkeys(name for line in lines for name in line.beside):
-        known[inputs] = float(ok.loc[ok["inputs"] == inputs, "trivial_error"].median())
-    return known
+    return {inputs: float(medians[inputs]) for line in lines for inputs in line.beside}
 
 
 def trivial(rows: pd.DataFrame) -> dict[float, float]:
     """Standard deviation of the logits (NaN if the inputs do not say) -> error of mean(V)."""
-    table: dict[float, float] = {}
-    for label, part in rows.groupby("inputs", sort=False):
-        values = part["trivial_error"].dropna()
-        std = logit_std(str(label))
-        if len(values):
-            table[math.nan if std is None else std] = float(values.median())
-    return table
+    medians = rows.groupby("inputs", sort=False)["trivial_error"].median().dropna()
+    stds = [logit_std(str(label)) for label in medians.index]
+    return {math.nan if std is None else std: float(error) for std, error in zip(stds, medians, strict=True)}
