@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ def test_times_are_judged_as_measured_where_one_of_the_runs_read_no_yardstick(tm
     assert verdicts(old, new) == {"slower": 12}
     before, now = read_runs([old, new])
     assert decide(now, [before], GateQuestion()).paces == ()
+
+
+def test_a_row_whose_samples_are_lost_keeps_no_other_from_one_speed(tmp_path: Path) -> None:
+    """One lost line made a gate of equal programs compare eight times as measured."""
+    old, new = two(tmp_path)
+    file = new / "samples.jsonl"
+    first, *others = file.read_text().splitlines(keepends=True)
+    lost = json.loads(first)["cell_id"]
+    file.write_text("".join(one for one in others if json.loads(one)["cell_id"] != lost))
+    assert verdicts(old, new) == {"unsure": 1, "same": 11}
 
 
 def test_samples_that_waited_slightly_count_where_none_is_clean(tmp_path: Path) -> None:

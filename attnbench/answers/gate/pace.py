@@ -59,11 +59,13 @@ def at_one_speed(runs: Sequence[MeasuredRun], *, alike: bool) -> tuple[list[Meas
 def as_measured(run: MeasuredRun) -> MeasuredRun:
     """The run with its visits as measured; a row without samples counts as one visit."""
     visits = {
-        row.cell_id: _visits_of(_visits(run, row) or {0: [{"seconds": row.time_median_s, "calls": 1}]})
-        for row in run.rows.values()
-        if row.time_median_s
+        row.cell_id: _visits_of(_visits(run, row) or _whole(row)) for row in run.rows.values() if row.time_median_s
     }
     return replace(run, visits=visits)
+
+
+def _whole(row: Record) -> Visited:
+    return {0: [{"seconds": row.time_median_s, "calls": 1}]}
 
 
 def _visits_of(taken: Visited, slower: Numbers | None = None, doubt: Numbers | None = None) -> Visits:
@@ -75,20 +77,17 @@ def _visits_of(taken: Visited, slower: Numbers | None = None, doubt: Numbers | N
 
 def _readings(run: MeasuredRun) -> Numbers:
     """The yardstick at every sample of the run, two numbers each; empty if one sample that counts has none."""
-    found = []
-    for _, visits in _timed(run):
-        samples = [one for taken in visits.values() for one in taken]
-        if not samples or not all(all(one.get("yardstick") or [0]) for one in samples):
-            return np.empty((0, 2))
-        found += [one["yardstick"] for one in samples]
-    return np.array(found)
+    samples = [one for _, visits in _timed(run) for taken in visits.values() for one in taken]
+    whole = all(all(one.get("yardstick") or [0]) for one in samples)
+    return np.array([one["yardstick"] for one in samples] if whole else [])
 
 
 def _timed(run: MeasuredRun) -> Iterator[tuple[Key, Visited]]:
-    """Each timed cell with the samples of its visits; cells of one label are one, as in a pair."""
+    """Each timed cell with the samples of its visits, if they are not lost; cells of one label are one, as in a
+    pair."""
     for key, row in run.rows.items():
-        if row.time_median_s is not None:
-            yield key.but(options=row.label), _visits(run, row)
+        if row.time_median_s is not None and (visits := _visits(run, row)):
+            yield key.but(options=row.label), visits
 
 
 def _visits(run: MeasuredRun, row: Record) -> Visited:
@@ -139,7 +138,10 @@ def _at(run: MeasuredRun, full: Numbers, slopes: Mapping[Key, tuple[Numbers, Num
     for key, row in run.rows.items():
         if row.time_median_s is None:
             continue
-        (slope, doubt), of = slopes[key.but(options=row.label)], _visits(run, row)
+        if not (of := _visits(run, row)):
+            visits[row.cell_id] = _visits_of(_whole(row))
+            continue
+        slope, doubt = slopes[key.but(options=row.label)]
         by = full.tolist(), slope.tolist()
         quicker = {round_: [_sample_at(one, *by) for one in taken] for round_, taken in of.items()}
         slower = np.mean([_middle(taken)[1:] for taken in of.values()], axis=0) - np.log(full)
