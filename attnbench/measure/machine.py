@@ -62,13 +62,13 @@ def thread_warnings(threads: int) -> list[str]:
     return said
 
 
-def binding_warning(threads: int, of_torch: Collection[str]) -> str | None:
-    """Warning if a variable binds torch's threads, given by their numbers, to fewer cores than there are threads."""
+def refuse_binding(threads: int, of_torch: Collection[str]) -> None:
+    """Raise UsageError if a variable binds torch's threads, given by their numbers, to fewer cores than ``threads``."""
     named = [name for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY") if name in os.environ]
     cores = len({core for one in of_torch if named for core in os.sched_getaffinity(int(one))})
-    if not 0 < cores < min(threads, len(of_torch)):
-        return None
-    return f"{named[0]} binds {threads} threads to {quantity(cores, 'core')}, where they wait for each other; unset it"
+    if 0 < cores < min(threads, len(of_torch)):
+        bound = f"{named[0]} binds {threads} threads to {quantity(cores, 'core')}, where they wait for each other"
+        raise UsageError(f"{bound}; unset it, or give --threads {cores}")
 
 
 def throttling_warning(periods: int) -> str | None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.errors import UsageError
 from attnbench.measure import cgroup, machine
 from attnbench.measure.machine import (
     available_cores,
-    binding_warning,
     default_threads,
+    refuse_binding,
     thread_warnings,
     throttling_warning,
     total_memory_bytes,
@@ -152,15 +153,19 @@ def test_what_limits_threads_is_said_with_the_remedy(monkeypatch: pytest.MonkeyP
     assert thread_warnings(1) == [allowed, "OMP_NUM_THREADS leaves 1 of 2 cores; --threads 2 uses all"]
 
 
-def test_threads_that_a_variable_binds_to_fewer_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_a_variable_binds_to_fewer_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside each other they gave the reversed verdict, with other programs as its reason."""
     bound = {7: {0}, 8: {0}, 9: {1}}
     monkeypatch.setattr("os.sched_getaffinity", bound.get)
-    assert binding_warning(2, {"7", "8"}) is None  # the process has a single core, which no variable changes
+    refuse_binding(2, {"7", "8"})  # the process has a single core, which no variable changes
     monkeypatch.setenv("OMP_PLACES", "{0}")
-    said = "OMP_PLACES binds 2 threads to 1 core, where they wait for each other; unset it"
-    assert binding_warning(2, {"7", "8"}) == said
-    assert binding_warning(1, {"7", "8"}) is binding_warning(2, {"7", "9"}) is binding_warning(2, {"7"}) is None
-    assert binding_warning(2, set()) is None  # a system that tells no threads
+    said = "OMP_PLACES binds 2 threads to 1 core, where they wait for each other; unset it, or give --threads 1"
+    with pytest.raises(UsageError, match=f"^{said}$"):
+        refuse_binding(2, {"7", "8"})
+    refuse_binding(1, {"7", "8"})
+    refuse_binding(2, {"7", "9"})
+    refuse_binding(2, {"7"})
+    refuse_binding(2, set())  # a system that tells no threads
 
 
 def test_kills_for_lack_of_memory_are_counted_in_the_groups_and_on_the_machine(tmp_path: Path) -> None:

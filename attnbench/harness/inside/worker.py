@@ -283,9 +283,10 @@ def _set_up(settings: dict[str, Any], of_torch: Collection[str]) -> tuple[dict[s
     from attnbench.contract.plugins.discovery import GROUP, libraries
     from attnbench.harness.wire.protocol import digest
     from attnbench.measure import card
-    from attnbench.measure.machine import binding_warning, describe, machine_class, machine_id
+    from attnbench.measure.machine import describe, machine_class, machine_id, refuse_binding
     from attnbench.measure.standstill import notice_stops
 
+    refuse_binding(settings["threads"], of_torch)
     notice_stops()
     known, device = settings["known"], settings["device"]
     # Before anything is on the card: whatever is there now is of others.
@@ -313,7 +314,7 @@ def _set_up(settings: dict[str, Any], of_torch: Collection[str]) -> tuple[dict[s
     limits = {name: known.get(name) for name in _LIMITS}
     if not known:
         limits, warning = _limits(settings)
-        notes += [one for one in (told, warning, binding_warning(settings["threads"], of_torch)) if one]
+        notes += [one for one in (told, warning) if one]
     return_freed_memory()
     memory = settings["memory_limit"]
     if device == "cpu":
