@@ -786,7 +786,7 @@ class WholeLatents(MLA):
 
     def step(self, state: Any, *inputs: Tensor) -> tuple[Tensor, Any]:
         out, state = super().step(state, *inputs)
-        return out + 0 * state.k.sum(), state
+        return out + 0 * state.room.sum(), state
 
 
 class OpenRunFilledWithZeros(HCA):
@@ -1848,11 +1848,11 @@ class KeepsWhatItExpands(MLA):
 
     def begin(self, x: Tensor) -> Any:
         state = super().begin(x)
-        return state, self._expanded(state.keys[:, 0])
+        return state, self._expanded(state.rows)
 
     def step(self, state: Any, x: Tensor) -> tuple[Tensor, Any]:
         out, latents = super().step(state[0], x)
-        return out, (latents, self._expanded(latents.keys[:, 0]))
+        return out, (latents, self._expanded(latents.rows))
 
 
 class MeansUncounted(MoBA):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from attnbench.catalogue.engines.decoding.kv_cache import Cache, hidden_from_last
+from attnbench.catalogue.engines.decoding.kv_cache import hidden_from_last
 from attnbench.catalogue.engines.fused_softmax import fused_attention
 from attnbench.catalogue.engines.head_layer import HeadLayer
 from attnbench.catalogue.engines.masks import with_source
@@ -23,6 +23,36 @@ from attnbench.errors import UsageError
 
 _ROWS = 512
 """Tokens of a step whose logits are in memory at once."""
+
+
+class Latents(NamedTuple):
+    """Room for each token's latent and rotary key; the first ``length`` rows are filled."""
+
+    room: Tensor
+    """``(B, capacity, R + P)``."""
+    length: int
+
+    @classmethod
+    def of(cls, rows: Tensor, capacity: int) -> Latents:
+        """Room for ``capacity`` tokens (at least those of rows) that holds rows ``(B, n, R + P)``."""
+        B, n, width = rows.shape
+        room = rows.new_zeros(B, max(capacity, n), width)
+        room[:, :n] = rows
+        return cls(room, n)
+
+    def append(self, rows: Tensor) -> Latents:
+        """Write more rows ``(B, n, R + P)`` in place. If there is no room for them, it doubles."""
+        end = self.length + rows.shape[1]
+        kept = self if end <= self.room.shape[1] else Latents.of(self.room, self.length + end)
+        kept.room[:, self.length : end] = rows
+        return Latents(kept.room, end)
+
+    @property
+    def rows(self) -> Tensor:
+        return self.room[:, : self.length]
+
+    def unused(self) -> tuple[Tensor]:
+        return (self.room[:, self.length :],)
 
 
 @register(
@@ -174,12 +204,10 @@ class MLA(HeadLayer):
     def _values(self, mixed: Tensor) -> Tensor:
         return torch.matmul(mixed, self._maps()[1].mT)
 
-    def begin(self, x: Tensor) -> Cache:
-        """The cache holds each token's latent and rotary key, ``(B, 1, n, R + P)``, and values without a width."""
-        rows = self._rows(x, 0)[:, None]
-        return Cache.of(rows, rows[..., :0], self.capacity)
+    def begin(self, x: Tensor) -> Latents:
+        return Latents.of(self._rows(x, 0), self.capacity)
 
-    def step(self, state: Cache, x: Tensor) -> tuple[Tensor, Cache]:
+    def step(self, state: Latents, x: Tensor) -> tuple[Tensor, Latents]:
         if x.shape[1] > _ROWS:
             outputs = []
             for rows in row_blocks(x.shape[1], _ROWS):
@@ -187,11 +215,10 @@ class MLA(HeadLayer):
                 outputs.append(output)
             return torch.cat(outputs, 1), state
         q, turned = self._queries(x, state.length)
-        own, n, dtype = self._rows(x, state.length)[:, None], x.shape[1], accumulator(x.dtype)
-        state = state.append(own, own[..., :0])
-        kept = state.keys[:, 0]
+        state, n = state.append(self._rows(x, state.length)), x.shape[1]
+        dtype = accumulator(x.dtype)
         if self.form == "expanded" or (self.form == "auto" and n > 2 * self.D):
-            k, v = self._expanded(kept)
+            k, v = self._expanded(state.rows)
             query = torch.cat([q, turned], -1)
             if n > 1:
                 later = hidden_from_last(n, state.length, x)
@@ -199,11 +226,11 @@ class MLA(HeadLayer):
             weights = torch.matmul(query * self.scale, k.mT).to(dtype).softmax(-1)
             return self.joined(torch.matmul(weights.to(v.dtype), v)), state
         query = torch.cat([self._absorbed(q), turned], -1).flatten(1, 2)  # heads and tokens are rows of one product
-        logits = torch.matmul(query * self.scale, kept.mT).to(dtype)
+        logits = torch.matmul(query * self.scale, state.rows.mT).to(dtype)
         if n > 1:
             later = hidden_from_last(n, state.length, logits)
             logits = (torch.unflatten(logits, 1, (self.H, n)) + later).flatten(1, 2)
-        mixed = torch.matmul(logits.softmax(-1).to(x.dtype), kept[..., : self.rank])
+        mixed = torch.matmul(logits.softmax(-1).to(x.dtype), state.rows[..., : self.rank])
         return self.joined(self._values(torch.unflatten(mixed, 1, (self.H, n)))), state
 
     @staticmethod
