@@ -77,3 +77,19 @@ def test_the_time_of_a_training_is_that_of_the_models_in_its_table(capsys: pytes
 
 def _seconds(rows: list[Record], bias: str) -> list[float]:
     return [row.train_s for row in rows if row.label == "gated-softmax" and row.bias == bias and row.train_s]
+
+
+def test_every_score_is_compared_with_softmax_as_it_is_though_another_setting_of_it_scores_higher(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [row for row in RunFolder(RUNS / "score-cpu").in_order() if row.variant in ("softmax", "linear", "identity")]
+    named = {"label": "softmax:other=1", "options": '{"other": 1}'}
+    higher = [
+        replace(row, cell_id=f"{row.cell_id}/b", score=min(1.0, (row.score or 0.0) + 0.1), **named)
+        for row in rows
+        if row.variant == "softmax"
+    ]
+    print_scores([*rows, *higher])
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^softmax  .*  -  +-  ", said, re.MULTILINE)) == 4
+    assert re.search(r"^softmax:other=1 .* \+0\.100 \(.*better", said, re.MULTILINE)

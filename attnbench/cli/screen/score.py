@@ -64,16 +64,13 @@ def _print_problem(problem: Problem, records: Sequence[Record], names: dict[str,
     ``names``: label -> name with its mark. ``apart`` ends its title, and ``family`` is the number of differences tested
     together.
     """
-    from attnbench.results.intervals import REFERENCE, difference, floor_of, learnt, summary
+    from attnbench.results.intervals import difference, learnt
 
-    found = {choice.label: summary(choice) for choice in problem.choices}
-    there = sorted((one for one in found.values() if one is not None), key=lambda one: -one.over_seeds.mean)
-    reference = next((one for one in there if one.variant == REFERENCE), None)
-    floor, rates = floor_of(there), {one.rate for one in there}
+    reference, rates = problem.reference, {one.rate for one in problem.parts}
     rows, lines = [], []
-    for one in there:
+    for one in problem.parts:
         other = None if reference in (None, one) else difference(one, reference, family)
-        score = score_text(one.over_seeds.mean, learnt=learnt(one, floor))
+        score = score_text(one.over_seeds.mean, learnt=learnt(one, problem.floor))
         ends = "-" if one.ends is None else f"{one.ends[0]:.2f} to {one.ends[1]:.2f}"
         rate = f"{one.rate:g}" if one.rate is not None and len(rates) > 1 else "-"
         verdict = {"no difference found": "unsure"}.get(other.verdict, other.verdict) if other else "-"
@@ -83,7 +80,7 @@ def _print_problem(problem: Problem, records: Sequence[Record], names: dict[str,
         if one.params_ratio is not None and abs(one.params_ratio - 1) > 0.1:
             lines.append(f"{one.label}: {one.params_ratio:.2f} times the parameters of softmax")
     facts = problem.setting
-    seeds = max((len(one.by_seed) for one in there), default=0)
+    seeds = max((len(one.by_seed) for one in problem.parts), default=0)
     title = f"{short_task(problem.task)}, n = {facts['seq_len']}, {facts['steps']} steps, {quantity(seeds, 'seed')}"
     if facts["test_len"] != facts["seq_len"]:
         title += f", {_in_words('test_len', facts['test_len'])}"
@@ -97,16 +94,16 @@ def _print_problem(problem: Problem, records: Sequence[Record], names: dict[str,
         right=["score", "95 %", "minus softmax", "rate", "training"],
         title=f"\n{title}",
     )
+    with_score = {one.label for one in problem.parts}
     for choice in problem.choices:
-        lines += [f"{choice.label} {note}" for note in choice.notes if found[choice.label] is not None]
-        if found[choice.label] is None:
+        lines += [f"{choice.label} {note}" for note in choice.notes if choice.label in with_score]
+        if choice.label not in with_score:
             why = next((f"{row.status}: {row.reason}" for row in choice.rows), "; ".join(choice.notes))
             lines.append(f"{choice.label}: {why}")
     for line in lines:
         console.line(line)
-    chance = next((one.chance for one in there if one.chance is not None), None)
-    if chance is not None:
-        console.line(f"always the same answer: {chance:.3f}")
+    if problem.chance is not None:
+        console.line(f"always the same answer: {problem.chance:.3f}")
     console.mark_notes(cell for row in rows for cell in row[:2])
     return any("withheld" in row for row in rows)
 
