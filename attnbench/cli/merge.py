@@ -26,9 +26,10 @@ def merge(
 ) -> None:
     """Join runs of one suite into one run that plot, report, diff and gate read like any other.
 
-    The runs must have one method and one class of machine, with memories within 5 %. If one machine measured a cell
-    twice, the row with more rounds is kept. A cell that two machines measured is refused, and so is a machine whose
-    rates differ from those of the others. Then nothing is written.
+    The runs must have one method and one class of machine, with memories within 5 %. If one machine measured cells
+    twice, those that differ by the variant alone come from one run: that with more of them, then more rounds, then
+    given first. A cell that two machines measured is refused, and so is a machine whose rates differ from those of the
+    others. Then nothing is written.
     """
     if out is None:
         raise UsageError(

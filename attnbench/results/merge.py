@@ -26,7 +26,7 @@ from attnbench.measure.machine import (
     rates,
 )
 from attnbench.measure.status import UNFINISHED, Status
-from attnbench.results.key import key_of
+from attnbench.results.key import Key, key_of
 from attnbench.results.manifest import ENDS, ENGINE, FRESH, SEAL, THINNED, TOGETHER, digest, of_machines
 from attnbench.results.measurements import refuse_copies
 from attnbench.results.record import Record
@@ -128,8 +128,19 @@ def _read(path: Path) -> MergedRun:
 
 
 def _choose(sources: Sequence[MergedRun]) -> tuple[Kept, list[str]]:
-    """Each cell's row: that of more rounds if one machine measured it twice. Raises UsageError: two machines measured
-    the same cell."""
+    """Each cell's row; if one machine measured it twice, that of the run with most of the cells that are compared with
+    it. Raises UsageError: two machines measured the same cell."""
+    measured: dict[tuple[Path, Key], list[int]] = {}
+    for source in sources:
+        for record in source.records.values():
+            rounds = measured.setdefault((source.path, _compared(record)), [])
+            rounds += [record.time_rounds or 0] * (record.status is Status.OK)
+
+    def worth(one: tuple[MergedRun, Record]) -> tuple[object, ...]:
+        source, record = one
+        rounds = measured[source.path, _compared(record)]
+        return record.status not in UNFINISHED, record.status is Status.OK, len(rounds), sum(rounds)
+
     best: dict[str, tuple[MergedRun, Record]] = {}
     twice = 0
     for source in sources:
@@ -145,16 +156,19 @@ def _choose(sources: Sequence[MergedRun]) -> tuple[Kept, list[str]]:
                     f"{other[0].path} and in {source.path}; its rounds belong to one: leave one of these runs out"
                 )
             twice += known
-            best[cell_id] = max(other, (source, record), key=lambda one: _worth(one[1]))
+            best[cell_id] = max(other, (source, record), key=worth)
     kept = [(one, {cell_id: row for cell_id, (owner, row) in best.items() if owner is one}) for one in sources]
     cells = "1 cell is" if twice == 1 else f"{twice} cells are"
-    said = f"{cells} in two runs of one machine; the row with more rounds is kept"
+    said = (
+        f"{cells} in two runs of one machine; of equal outcomes, those of the run with more measured variants, "
+        "then more rounds, then given first are kept"
+    )
     return [(source, rows) for source, rows in kept if rows], [said] * bool(twice)
 
 
-def _worth(record: Record) -> tuple[object, ...]:
-    ended = record.status not in UNFINISHED
-    return ended, record.status is Status.OK, record.time_rounds or 0, record.time_samples or 0, record.started_at
+def _compared(record: Record) -> Key:
+    """The key that a row shares with those that differ by the variant alone."""
+    return key_of(record).but(variant="", options="", learning_rate=None)
 
 
 def _missing_shards(sources: Sequence[MergedRun]) -> list[str]:
@@ -169,11 +183,10 @@ def _missing_shards(sources: Sequence[MergedRun]) -> list[str]:
 
 
 def _ratios_between_machines(kept: Kept) -> list[str]:
-    machines: dict[object, set[str]] = {}
+    machines: dict[Key, set[str]] = {}
     for record in (record for _, records in kept for record in records.values()):
         if record.time_median_s is not None or record.train_s is not None:
-            group = key_of(record).but(variant="", options="", learning_rate=None)
-            machines.setdefault(group, set()).add(record.machine_id)
+            machines.setdefault(_compared(record), set()).add(record.machine_id)
     count = sum(len(found) > 1 for found in machines.values())
     settings = "1 setting" if count == 1 else f"{count} settings"
     return [f"in {settings} variants were timed on two machines, so their ratios are between these"] if count else []

@@ -6,6 +6,7 @@ import json
 import lzma
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,33 @@ def test_of_a_cell_that_one_machine_measured_twice_the_row_with_more_rounds_is_k
     more, fewer = measure(rounds=3), measure(rounds=2, select="softmax")
     for runs in ([more, fewer], [fewer, more]):
         merged = merge(runs, tmp_path / f"all-{runs[0].parents[1].name}")
-        assert merged.notes == ["4 cells are in two runs of one machine; the row with more rounds is kept"]
+        assert merged.notes == [
+            "4 cells are in two runs of one machine; of equal outcomes, those of the run with more measured variants, "
+            "then more rounds, then given first are kept"
+        ]
         assert {row.time_rounds for row in merged.folder.records().values()} == {3}
         assert {len(rounds) for rounds in merged.folder.samples().values()} == {3}
         assert {path: count for path, _, count in merged.parts} == {more: 8, fewer: 0}
+
+
+def test_rows_that_are_compared_come_from_one_run_of_a_machine_that_measured_them_twice(
+    tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    whole, again, part = measure(), measure(), measure(select="linear", rounds=3)
+    failed = measure(rounds=3, fails=lambda cell: cell.variant.name == "linear")
+    mixed = measure()
+    with (folder := RunFolder(mixed)).lock():
+        for row in [row for row in folder.in_order() if row.label == "linear"]:
+            (one, *_) = folder.samples()[row.cell_id].values()
+            folder.add(replace(row, time_rounds=3), {"cell_id": row.cell_id, "round": 2, "samples": one})
+        folder.conclude()
+    later = measure()
+    cases = [(whole, [whole, again]), (again, [again, whole])]
+    for kept, other in [(whole, part), (whole, failed), (mixed, later), (mixed, whole)]:
+        cases += [(kept, [kept, other]), (kept, [other, kept])]
+    for number, (kept, runs) in enumerate(cases):
+        merged = merge(runs, tmp_path / str(number))
+        assert {path for path, _, count in merged.parts if count} == {kept}
 
 
 def test_a_cell_that_two_machines_measured_is_refused_and_named(tmp_path: Path, measure: Callable[..., Path]) -> None:
