@@ -63,6 +63,12 @@ def of_machines(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def run_ids(facts: Mapping[str, Any]) -> list[str]:
+    """The ids of the run with these facts and of those that are merged in it; runs of old versions have none."""
+    ids = [one.get(RUN_ID) or one.get(OPENING) for one in (facts, *facts.get("machines", ()))]
+    return [str(one) for one in ids if one]
+
+
 def is_sealed(facts: Mapping[str, Any]) -> bool:
     """True if the lines of the run have checksums: all have since schema 2."""
     return "schema_version" in facts

@@ -23,7 +23,7 @@ from attnbench.measure.machine import (
 )
 from attnbench.measure.status import Status
 from attnbench.results.key import Key, key_of
-from attnbench.results.manifest import OPENING, RUN_ID
+from attnbench.results.manifest import run_ids
 from attnbench.results.record import FIELDS, Record
 from attnbench.results.runs import newest_run
 from attnbench.results.store import RECORDS, RunFolder
@@ -105,15 +105,15 @@ def load(path: Path) -> MeasuredRun:
 
 
 def refuse_copies(runs: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-    """Raise UsageError for a folder that is given twice, and for two of one run, by their ``environment.json``."""
+    """Raise UsageError for a folder that is given twice, and for two with rows of one run, by ``environment.json``."""
     owner: dict[object, Path] = {}
     for path, facts in runs:
         if path.resolve() in owner:
             raise UsageError(f"{path} is given twice; give each run once")
         owner[path.resolve()] = path
-        run = facts.get(RUN_ID) or facts.get(OPENING)
-        if run and owner.setdefault(run, path) is not path:
-            raise UsageError(f"{path} is a copy of {owner[run]}, or of its beginning; give another run")
+        for run in run_ids(facts):
+            if owner.setdefault(run, path) is not path:
+                raise UsageError(f"{path} is a copy of {owner[run]}, or both hold rows of one run; give another run")
 
 
 def differing_facts(a: MeasuredRun, b: MeasuredRun) -> list[str]:

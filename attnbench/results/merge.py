@@ -39,7 +39,7 @@ from attnbench.version import __version__
 _OF_A_MACHINE = (
     *("machine_id", "environment", "memory_limit_bytes", "process_notes"),
     *("matmul_rate", "exp_rate", "copy_rates", "timer_cost_s", "noise_floor", "card"),
-    *("attnbench", "run_id", "run_key", "folder", "shard", "started_at"),
+    *("attnbench", "run_id", "opening", "run_key", "folder", "shard", "started_at"),
 )
 """Facts of ``environment.json`` that a merged run keeps for each run that it is made of."""
 
@@ -61,8 +61,9 @@ class MergedRun:
     @property
     def machines(self) -> list[dict[str, Any]]:
         """Facts of its machine, or of each machine of a merged run."""
-        several: list[dict[str, Any]] | None = self.environment.get("machines")
-        return several or [{name: self.environment[name] for name in _OF_A_MACHINE if name in self.environment}]
+        own = {name: self.environment[name] for name in _OF_A_MACHINE if name in self.environment}
+        ids = {name: one for name, one in own.items() if name in ("run_id", "opening")}  # an engine's lack them
+        return [{**ids, **one} for one in self.environment.get("machines") or [own]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ def test_a_merged_run_says_which_versions_of_libraries_it_mixes(tmp_path: Path) 
 def test_a_run_is_not_held_against_its_own_copy(tmp_path: Path) -> None:
     run, copy = write_run(tmp_path / "a", [Row()]), tmp_path / "copy"
     shutil.copytree(run, copy)
-    with pytest.raises(UsageError, match=f"{copy} is a copy of {run}, or of its beginning; give another run"):
+    with pytest.raises(UsageError, match=f"{copy} is a copy of {run}, or both hold rows of one run; give another run"):
         read_runs([run, copy])
 
 

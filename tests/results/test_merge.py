@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from attnbench.answers.board.entries import submit
+from attnbench.answers.gate.decide import read_runs
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError, CannotCreate, CorruptResults, ResultsError, UsageError
 from attnbench.measure.status import Status
@@ -265,6 +267,23 @@ def test_a_run_given_twice_and_a_copy_of_a_run_are_refused(tmp_path: Path, measu
     shutil.copytree(run, copy)
     assert f"{copy} is a copy of {run}" in refused(tmp_path, [run, copy])
     assert "two runs or more, and one is given" in refused(tmp_path, [run])
+
+
+def test_a_merged_run_is_no_new_run_beside_its_own_parts(tmp_path: Path, measure: Callable[..., Path]) -> None:
+    first, second, third = (measure(shard=Shard(i, 3)) for i in range(3))
+    facts = read_manifest(third / ENVIRONMENT)
+    write_manifest(third / ENVIRONMENT, {**facts, "machines": [{"host": "a"}, {"host": "b"}]})  # as an engine does
+    two = merge([first, second], tmp_path / "two").folder.path
+    three = merge([two, third], tmp_path / "three").folder.path
+    other = merge([second, third], tmp_path / "other").folder.path
+    for runs in ([two, first], [first, two], [three, first], [two, three], [three, third], [two, other]):
+        said = f"{runs[1]} is a copy of {runs[0]}, or both hold rows of one run; give another run"
+        assert said == refused(tmp_path, runs)
+        with pytest.raises(UsageError, match=re.escape(said)):
+            read_runs(runs)
+    assert main(["gate", str(three), "--against", str(first)]) == 2
+    assert main(["history", str(three), str(first)]) == 2
+    assert read_runs([two, third])
 
 
 def test_a_damaged_run_is_refused_with_its_place(tmp_path: Path, measure: Callable[..., Path]) -> None:
