@@ -134,6 +134,11 @@ class History:
         return f"{self.metric} in {len(self.runs)} runs, {first} to {last}" + f"; {self.how}" * bool(self.how)
 
     @property
+    def doubts(self) -> list[str]:
+        """Faults of its runs outside their rows, one line each."""
+        return [doubt for run in self.runs for doubt in run.doubts]
+
+    @property
     def foot(self) -> list[str]:
         """The number of changes, other versions, and the spread between runs."""
         changed = sum(bool(line.changes) for line in self.lines)

@@ -208,7 +208,10 @@ def history(results: str | Path | Sequence[str | Path], **given: Unpack[options.
     from attnbench.answers.history import history
 
     paths = [results] if isinstance(results, str | Path) else results
-    return Followed(history([Path(one) for one in paths], completed(options.HistoryOptions, given)))
+    found = history([Path(one) for one in paths], completed(options.HistoryOptions, given))
+    for doubt in found.doubts:
+        warnings.warn(doubt, stacklevel=4)
+    return Followed(found)
 
 
 @in_python(options.PlotOptions)
@@ -302,7 +305,7 @@ def report(
     paths = [results] if isinstance(results, str | Path) else results
     rows = read_sources(paths, warn=doubt) if isinstance(paths, Sequence) else paths
     laws = read_laws(Path(check)) if check is not None else []
-    older = read_against(folders_of(rows), Path(against)) if against is not None else None
+    older = read_against(folders_of(rows), Path(against), doubt) if against is not None else None
     page = ReportPage(make_page(rows, title=title, laws=laws, figures=figures, against=older, doubts=doubts))
     if save is not None:
         write_output(Path(save), page)

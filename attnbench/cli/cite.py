@@ -42,7 +42,7 @@ def cited(run: Path) -> tuple[str, list[str], list[str]]:
     if not records:
         raise UsageError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
     entries = _bibliography(records, str(facts.get("attnbench", "")))
-    return " ".join(_method(records, facts)), list(entries), list(folder.doubts())
+    return " ".join(_method(records, facts)), list(entries), [*folder.repairs, *folder.doubts()]
 
 
 def _method(records: Sequence[Record], facts: Mapping[str, Any]) -> Iterator[str]:

@@ -45,7 +45,7 @@ def export(
     records = folder.in_order()
     if not records:
         raise UsageError(f"{folder.path}: no row yet; measure first with: attnbench run SUITE")
-    for doubt in folder.doubts():
+    for doubt in [*folder.repairs, *folder.doubts()]:
         console.warning(doubt)
     if parquet is not None:
         console.note(f"{quantity(write_rows(folder, parquet), 'row')}: {parquet}")

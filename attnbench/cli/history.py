@@ -39,6 +39,8 @@ def history(
     from attnbench.answers.history import history
 
     found = history(results or [Path("results")], given)
+    for doubt in found.doubts:
+        console.warning(doubt)
     if as_json:
         console.data(found.to_json())
     else:

@@ -67,7 +67,7 @@ def report(
     laws = read_laws(check) if check else []
     rows = read_sources(runs or [Path("results")], warn=doubt)
     folders = folders_of(rows)
-    older = read_against(folders, against) if against else None
+    older = read_against(folders, against, doubt) if against else None
     page = make_page(rows, title=title, laws=laws, figures=figures, against=older, doubts=doubts).encode()
     file = out or (next(iter(folders.values())) if len(folders) == 1 else Path()) / FILE
     write_output(file, page)

@@ -26,7 +26,7 @@ from attnbench.results.key import Key, key_of
 from attnbench.results.manifest import run_ids
 from attnbench.results.record import FIELDS, Record
 from attnbench.results.runs import newest_run
-from attnbench.results.store import RECORDS, RunFolder
+from attnbench.results.store import EDITED, RECORDS, RunFolder
 from attnbench.text import one_line
 from attnbench.units import format_bytes
 
@@ -91,7 +91,7 @@ def load(path: Path) -> MeasuredRun:
     lost = [f"{folder.path}: the samples behind {len(without)} of {len(records)} rows are lost"] if without else []
     gone = {record.cell_id for record in without}
     _, altered = folder.compare_table(history)
-    edited = [f"{altered}: not what the run stored; the rows of {RECORDS} are used"] if altered else []
+    edited = [f"{altered}: {EDITED}"] if altered else []
     return MeasuredRun(
         path=folder.path,
         name=folder.path.resolve().name,

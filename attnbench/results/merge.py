@@ -101,6 +101,7 @@ def merge(paths: Iterable[Path], out: Path, *, rates_within: float = RATES_WITHI
                 "--set, become one run; attnbench plot takes several runs as they are"
             )
     kept, notes = _choose(sources)
+    notes += dict.fromkeys(said for source in sources for said in source.folder.repairs)
     notes += [*_missing_shards(sources), *_ratios_between_machines(kept)]
     apart = [(one.path, differing_versions(sources[0].environment, one.environment)) for one in sources[1:]]
     notes += [f"{sources[0].path} and {path}: other versions: {'; '.join(found)}" for path, found in apart if found]

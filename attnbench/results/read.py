@@ -19,7 +19,7 @@ from attnbench.measure.status import Status
 from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE, Record
 from attnbench.results.renamed import named_as_today
 from attnbench.results.runs import by_age, has_rows, no_run, runs_in, suites_of
-from attnbench.results.store import CURVES, ENVIRONMENT, OLD, RECORDS, RunFolder
+from attnbench.results.store import CURVES, EDITED, ENVIRONMENT, OLD, RECORDS, RunFolder
 from attnbench.results.store import TABLE as FILE
 from attnbench.results.table import FORMULA
 from attnbench.suite.axes import FOLLOWING
@@ -151,7 +151,7 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
     order, altered = folder.compare_table(history)
     missing = len(records.keys() - set(order))
     if altered:
-        warn(f"{altered}: not what the run stored; the rows of {RECORDS} are used")
+        warn(f"{altered}: {EDITED}")
     elif missing and not has_rows(file.parent, OLD):
         warn(f"{file} lacks {missing} of {len(records)} rows; those of {RECORDS} are used")
     rows = [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]

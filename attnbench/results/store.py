@@ -38,6 +38,8 @@ CURVES, CHECKPOINTS = "curves.jsonl", "checkpoints"
 ENVIRONMENT, SUITE = "environment.json", "suite.yaml"
 OLD = "swap.jsonl"
 """Rows of a swap by an older version (:mod:`attnbench.results.old_swaps`)."""
+EDITED = f"not what the run stored; the rows of {RECORDS} are used"
+"""Words for a line of ``results.csv``, after its place."""
 FILES = (RECORDS, SAMPLES, FAILURES, CURVES)
 """The JSON-lines files of a run, with a checksum in each line."""
 
@@ -286,7 +288,8 @@ class RunFolder:
         """The last row of every cell, in the order of ``results.csv``, which is that of the suite."""
         history = self.history()
         records = {record.cell_id: record for record in history}
-        order, _ = self.compare_table(history)
+        order, altered = self.compare_table(history)
+        self.repairs += [f"{altered}: {EDITED}"] * bool(altered)
         return [records[cell_id] for cell_id in dict.fromkeys([*order, *records]) if cell_id in records]
 
     def samples(self) -> dict[str, dict[int, list[dict[str, Any]]]]:

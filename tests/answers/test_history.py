@@ -26,6 +26,7 @@ from attnbench.measure.status import Status
 from attnbench.results.key import key_of
 from attnbench.results.measurements import MeasuredRun, Visits, load
 from attnbench.results.record import Record
+from attnbench.results.store import RECORDS, SAMPLES, TABLE
 from attnbench.suite.cell import Cell
 from tests.answers.fixture_runs import Row, environment, write_run
 
@@ -262,6 +263,24 @@ def test_from_python_it_is_a_table_and_a_figure(tmp_path: Path) -> None:
     assert list(found.figures()) == ["history"]
     with pytest.raises(UsageError, match="unknown argument 'metrics'; did you mean 'metric'"):
         attnbench.history(tmp_path, metrics="time")  # type: ignore[call-arg]  # as a user may write it
+
+
+def test_faults_of_a_run_outside_its_rows_are_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, *made(1e-3, 1e-3))
+    table, samples = folder_of(tmp_path, 1) / TABLE, folder_of(tmp_path, 2) / SAMPLES
+    table.write_text(table.read_text().replace(",4096,", ",2048,", 1))
+    samples.write_text("".join(samples.read_text().splitlines(keepends=True)[1:]))
+    said = [
+        f"{table}:2: not what the run stored; the rows of {RECORDS} are used",
+        f"{samples.parent}: the samples behind 1 of 2 rows are lost",
+    ]
+    for more in ([], ["--json"], ["--relative-to", "sdpa"]):
+        assert main(["history", str(tmp_path), *more]) == Exit.OK
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+        assert told == [f"warning: {line}" for line in said]
+    with pytest.warns(UserWarning, match="stored|lost") as warned:
+        attnbench.history(tmp_path)
+    assert [(str(one.message), one.filename) for one in warned] == [(line, __file__) for line in said]
 
 
 def test_the_gate_takes_the_comparable_runs_before_the_new_one(

@@ -19,7 +19,7 @@ from attnbench.contract.spec import parse_spec
 from attnbench.measure.status import Status
 from attnbench.results.export.tables import Table, as_text, tables_of
 from attnbench.results.record import COLUMNS, Record
-from attnbench.results.store import RunFolder
+from attnbench.results.store import RECORDS, TABLE, RunFolder
 from attnbench.suite.cell import Cell
 from tests.answers.machines import files, measuring
 from tests.results.test_scores import row as trained_row
@@ -123,6 +123,17 @@ def test_tables_are_printed_or_written(run: Path, tmp_path: Path, capsys: pytest
     assert printed.startswith("**s: w**\n\n| variant | n | time | note |\n")
     assert main(["export", str(run), "--format", "markdown", "--out", str(tmp_path / "t.md")]) == 0
     assert (tmp_path / "t.md").read_text() == printed
+
+
+def test_an_edited_table_is_a_warning_here_and_where_a_run_is_cited(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / TABLE).write_text((copy / TABLE).read_text().replace("softmax", "softmin", 1))
+    for command in (["export", "--format", "latex"], ["cite"]):
+        assert main([command[0], str(copy), *command[1:]]) == 0
+        said = capsys.readouterr().err
+        assert said == f"warning: {copy / TABLE}:2: not what the run stored; the rows of {RECORDS} are used\n"
 
 
 def test_compare_prints_its_tables_in_the_same_forms(capsys: pytest.CaptureFixture[str]) -> None:

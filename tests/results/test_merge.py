@@ -24,7 +24,7 @@ from attnbench.results.measurements import load
 from attnbench.results.merge import merge
 from attnbench.results.read import read_results
 from attnbench.results.runs import find_runs
-from attnbench.results.store import ENVIRONMENT, FAILURES, RECORDS, RunFolder
+from attnbench.results.store import ENVIRONMENT, FAILURES, RECORDS, TABLE, RunFolder
 from attnbench.suite.cell import Cell
 from attnbench.suite.shard import Shard
 from tests.answers.machines import facts, files, measuring, state
@@ -305,6 +305,17 @@ def test_a_damaged_run_is_refused_with_its_place(tmp_path: Path, measure: Callab
     assert f"{second / 'suite.yaml'}: No such file" in refused(tmp_path, [first, second], CorruptResults)
     (second / "suite.yaml.xz").write_bytes(lzma.compress(suite))
     assert len(merge([first, second], tmp_path / "all").folder.records()) == 8
+
+
+def test_an_edited_table_is_told_and_its_rows_are_those_that_were_stored(
+    tmp_path: Path, measure: Callable[..., Path]
+) -> None:
+    runs = [measure(shard=Shard(i, 2)) for i in range(2)]
+    table = runs[1] / TABLE
+    table.write_text(table.read_text().replace("softmax", "softmin", 1))
+    merged = merge(runs, tmp_path / "all")
+    assert merged.notes == [f"{table}:2: not what the run stored; the rows of {RECORDS} are used"]
+    assert {row.label for row in merged.folder.in_order()} == {"softmax", "linear"}
 
 
 def test_a_row_of_a_third_machine_is_foreign_to_a_merged_run(tmp_path: Path, measure: Callable[..., Path]) -> None:

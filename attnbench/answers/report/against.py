@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,16 +42,19 @@ class Against:
     more: int
 
 
-def read_against(folders: Mapping[str, Path], old: Path) -> Against:
+def read_against(folders: Mapping[str, Path], old: Path, warn: Callable[[str], None] = warnings.warn) -> Against:
     """Compare the only run of a report with an older one.
 
-    ``folders``: name -> folder of the report's runs. Raises UsageError for several runs, twice the same, or runs that
-    may not be compared, and ResultsError for an unreadable one or no cell in common.
+    ``folders``: name -> folder of the report's runs; ``warn`` gets faults of the older one. Raises UsageError for
+    several runs, twice the same, or runs that may not be compared, and ResultsError for an unreadable one or no cell in
+    common.
     """
     if len(folders) != 1:
         raise UsageError(f"--against compares one run with an older one, and {len(folders)} are named; name one")
     (new,) = folders.values()
     now, before = read_runs([new, old])
+    for doubt in before.doubts:
+        warn(doubt)
     if facts := differing_facts(now, before):
         said = f"{now.path} and {before.path} differ in {'; '.join(facts)}"
         alike = now.method_version == before.method_version

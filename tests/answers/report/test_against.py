@@ -54,6 +54,14 @@ def test_what_broke_and_what_is_missing_is_told(old: Path, tmp_path: Path) -> No
     assert "1 missing" in found.text
 
 
+def test_an_edited_table_of_the_older_run_is_told(old: Path, tmp_path: Path) -> None:
+    new, table = copy_with(old, tmp_path / "new", "linear", 1.5), old / "results.csv"
+    table.write_text(table.read_text().replace("softmax", "softmin", 1))
+    said: list[str] = []
+    assert read_against({"": new}, old, said.append)
+    assert said == [f"{table}:2: not what the run stored; the rows of records.jsonl are used"]
+
+
 def test_runs_that_may_not_be_compared_are_refused_in_one_line(old: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", ROWS, about=environment(threads=2))
     with pytest.raises(UsageError, match="differ in threads: 2 and 1: their times have no common axis"):
