@@ -12,7 +12,8 @@ import pytest
 
 from attnbench.answers.claims import published_tables
 from attnbench.answers.claims.assessment import Judgement, judge_all_rows
-from attnbench.answers.claims.published_tables import SHIPPED, Number, claims_of, is_table, load
+from attnbench.answers.claims.evidence import MACHINE
+from attnbench.answers.claims.published_tables import SHIPPED, Number, claims_of, is_model, is_table, load
 from attnbench.cli.app import main
 from attnbench.errors import AttnbenchError
 from attnbench.figures.published.lra import NYSTROMFORMER, read_linformer, read_published
@@ -49,7 +50,7 @@ def written(tmp_path: Path, text: str = FORM, name: str = "table.yaml") -> Seque
 def judged(
     table: Sequence[Number], rows: Sequence[Record], tmp_path: Path, machines: Sequence[str] = ()
 ) -> list[Judgement]:
-    known = frame(rows, tmp_path)
+    known = frame(rows, tmp_path).assign(**{MACHINE: next(iter(machines), "")})
     return [judge_all_rows(one, known) for one in claims_of(table, machines)]
 
 
@@ -171,6 +172,7 @@ def test_how_far_off_it_is_is_said(tmp_path: Path) -> None:
         ("NVIDIA H200", 1.2e-3, "fails"),
         ("NVIDIA H20", 1e-3, "not tested here"),
         ("NVIDIA GH200", 1e-3, "not tested here"),
+        ("NVIDIA H200 NVL", 1e-3, "not tested here"),
     ],
 )
 def test_a_time_is_judged_on_the_published_device_alone(
@@ -179,6 +181,35 @@ def test_a_time_is_judged_on_the_published_device_alone(
     first, *_ = judged(written(tmp_path), [timed("softmax", 512, seconds)], tmp_path, [machine])
     assert first.verdict == verdict
     assert ("judged on H200 alone" in first.evidence) == (verdict == "not tested here")
+
+
+def test_rows_of_another_machine_are_not_judged_beside_those_of_the_published_device(tmp_path: Path) -> None:
+    rows = [timed("softmax", 512, 1e-3), timed("softmax", 512, 3e-3)]
+    known = frame(rows, tmp_path).assign(**{MACHINE: ["NVIDIA H200", "AMD EPYC"]})
+    first, *_ = claims_of(written(tmp_path), ["NVIDIA H200", "AMD EPYC"])
+    assert judge_all_rows(first, known).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "same"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", True),
+        ("H100_80GB_HBM3", "NVIDIA H100 80GB HBM3", True),
+        ("H100", "NVIDIA H100 PCIe", False),
+        ("H100", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", False),
+        ("H100 NVL", "NVIDIA H100 NVL", True),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100 40GB", "NVIDIA A100-SXM4-80GB", False),
+        ("80GB", "NVIDIA A100-SXM4-80GB", False),
+        ("RTX 3080", "NVIDIA GeForce RTX 3080 Ti", False),
+        ("AMD", "AMD EPYC", False),
+        ("EPYC 7763", "AMD EPYC 7763 64-Core Processor", True),
+        ("Xeon Platinum 8480C", "Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz", True),
+        ("Ryzen 7", "AMD Ryzen 7 5800X 8-Core Processor", False),
+    ],
+)
+def test_a_machine_is_the_published_device_if_it_is_its_model(device: str, machine: str, same: bool) -> None:
+    assert is_model(device, machine) == same
 
 
 @pytest.mark.parametrize(
@@ -230,6 +261,7 @@ WRONG = [
     ("row: ours", "row: exact", 10, "another variant is called 'exact' too, the baseline; rename one"),
     ("baseline: exact", "basline: exact", 5, "unknown key 'basline'; did you mean 'baseline'?"),
     ("device: H200\n", "", 8, "'device' is missing; add it"),
+    ("device: H200", "device: '-'", 3, "'device' '-' is no name; write one such as H200"),
     ("values: [2.0, 2.0]", "values: [2.0, fast]", 10, "'value'"),
     ("values: [2.0, 2.0]", "values: [2.0, -1]", 10, "'value'"),
     ("values: [2.0, 2.0]", "value: 2.0", 10, "write a row as"),

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from attnbench.answers.claims.claims import Claim, CrossoverTest, RatioTest, Value
+from attnbench.answers.claims.evidence import MACHINE
 from attnbench.answers.claims.imported import imported
 from attnbench.contract.variant import VARIANTS
 from attnbench.errors import UsageError
@@ -24,7 +25,7 @@ from attnbench.suite.axes import AXES, Whole, defaults
 from attnbench.suite.cell import Level, Pass
 from attnbench.suite.document import NotASuite, read_document
 from attnbench.suite.expand import check_names
-from attnbench.suite.messages import Origin, Place, explain, pick, shown
+from attnbench.suite.messages import Origin, Place, explain, pick, shown, wrong
 from attnbench.suite.named_shapes import spelled_out
 from attnbench.suite.ranges import is_number, parse_range
 from attnbench.suite.schema import Suite
@@ -39,6 +40,14 @@ _PRODUCTS = {"forward": (1, 1), "backward": (3, 2), "training": (4, 3)}
 _LENGTHS = ("seq_len", "kv_len")
 SHIPPED = {one.stem: one for one in sorted(Path(__file__).with_name("tables").glob("*.yaml"))}
 """Name of each shipped table -> its file."""
+
+_WORDS = re.compile(r"\d+-Core|CPU @.*|[^\W_]+")
+_BESIDE = re.compile(r"\d+GB|HBM\w+|SXM\d|\d+-Core|Processor|CPU @.*")
+"""Words after the model in the name of a device that tell no other model, as ``PCIe`` and ``Ti`` do."""
+
+
+def _named(device: str) -> str:
+    return device if _WORDS.search(device) else wrong(f"'device' {shown(device)} is no name; write one such as H200")
 
 
 class Number(BaseModel):
@@ -59,7 +68,7 @@ class Number(BaseModel):
     value: float = Field(gt=0, allow_inf_nan=False)
     unit: Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
     """``times faster`` and ``times smaller`` are held to the baseline."""
-    device: str = Field(min_length=1)
+    device: Annotated[str, AfterValidator(_named)]
     level: Level
     pass_: Pass = Field(default="forward", alias="pass")
     model: dict[str, int] | None = None
@@ -157,11 +166,21 @@ class Number(BaseModel):
                 yield flops * one.amount / there, one.row + f" (n={one.n})" * (one.n != self.n)
 
 
-def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Claim]:
+def is_model(device: str, machine: str) -> bool:
+    """True if the name ``device`` has a model, a word with a digit, and ``machine`` is that model and no kind of it."""
+    words, there = _WORDS.findall(device), _WORDS.findall(machine)
+    models = [word for word in words if re.search(r"\d", word) and not _BESIDE.fullmatch(word)]
+    if not models or not {*words} <= {*there}:
+        return False
+    after = there[min(map(there.index, models)) :]
+    return all(word in words or _BESIDE.fullmatch(word) for word in after)
+
+
+def claims_of(numbers: Sequence[Number], machines: Sequence[str]) -> Iterator[Claim]:
     """Each number of a table as a claim, place by place, and each crossover. ``machines`` have rows at hand."""
     tables = {name: load(name) for name in (*SHIPPED, numbers[0].table)}
     exacts = [one for table in tables.values() for one in table if one.exact and one.of == "time_median_s"]
-    here, lines = [set(re.findall(r"\w+", name)) for name in machines], dict[tuple[object, ...], list[Number]]()
+    lines = dict[tuple[object, ...], list[Number]]()
     places = [one.where for one in numbers]
     for one in sorted(numbers, key=lambda one: places.index(one.where)):
         against, best = one.against(numbers), one.over_best(exacts)
@@ -179,10 +198,13 @@ def claims_of(numbers: Sequence[Number], machines: Iterable[str]) -> Iterator[Cl
             yield Claim(**about, test=RatioTest(**test, top=against[1], bottom=one.label, about=against[0]))
             rest = [part for part in one.where.items() if part[0] not in _LENGTHS]
             lines.setdefault((one.row, one.device, one.of, *rest), []).append(one)
-        if one.amount and any(words.issuperset(re.findall(r"\w+", one.device)) for words in here):
+        own = [name for name in machines if one.amount and is_model(one.device, name)]
+        for name in own:
+            test["where"] = {**one.where, MACHINE: name}
             yield Claim(**about, test=RatioTest(**test, top=one.label, about=one.amount))
-        elif not against or not against[1]:
-            yield Claim(**about, missing=f"times and memory are judged on {one.device} alone")
+        if not own and (not against or not against[1]):
+            no_model = ", which names no model" * (not is_model(one.device, one.device))
+            yield Claim(**about, missing=f"times and memory are judged on {one.device} alone" + no_model)
     for line in lines.values():
         ratios = {one.n: found for one in line if (found := one.against(numbers))}
         lost = max((n for n, (ratio, _) in ratios.items() if ratio <= 1), default=0)
