@@ -256,13 +256,20 @@ def load(name: str) -> Sequence[Number]:
     Raises UsageError if there is none or it cannot be read, and SuiteError if a line of it is wrong.
     """
     text = _text_of(name)
-    if name.endswith((".csv", ".json", ".jsonl")):
+    if name.endswith((".csv", ".json", ".jsonl")):  # which may have a measurement twice
         return _read(name, *imported(name, text))
     try:
-        return _read(name, *read_document(text))
+        numbers, known = _read(name, *read_document(text)), dict[tuple[object, ...], float]()
     except NotASuite as error:
         said = str(error).replace("a suite", "a table").replace("name: and sweeps:", "source: and rows:")
         raise Origin(name).error_on(error.line, said) from None
+    for one in numbers:
+        place = (one.row, one.device, one.unit, frozenset(one.where.items()))
+        if place in known:
+            said = f"{one}, and {known[place]:g} at the same place; remove one, or write [..] in 'at'"
+            raise Origin(name).error_on(one.line, said)
+        known[place] = one.value
+    return numbers
 
 
 def _text_of(name: str) -> str:
@@ -319,7 +326,10 @@ def _numbers(row: object, shared: Mapping[str, Any], origin: Origin, place: int)
 
 
 def _single(axis: str, value: Value) -> Value:
-    """A value of an axis, a whole number also as a suite may have it: ``16k``. Raises UsageError for several."""
+    """A value of an axis, a whole number also as a suite may have it: ``16k``. Raises UsageError for several, and for
+    the variant, which a row has."""
+    if axis == "variant":
+        raise UsageError("'variant' is no axis of 'at'; write it beside 'at'")
     if isinstance(value, str) and axis in AXES and isinstance(AXES[axis].values, Whole):
         if is_number(value) and not value.isdecimal():
             return parse_range(value)[0]
