@@ -356,6 +356,8 @@ def test_flashinfers_traces_are_a_table(form: str, tmp_path: Path) -> None:
         ),
         ("a.json", "5", "a.json:1: a value is missing or of another kind; give a file of flashinfer-bench"),
         ("a.json", "{", "a.json:1: "),
+        ("a.json", "[" * 100_000, "a.json:1: a value is missing or of another kind"),
+        ("a.jsonl", json.dumps(trace()) + "\n" + '{"a":' * 100_000, "a.jsonl:2: a value is missing or of another kind"),
         ("a.json", json.dumps(trace()) + "\n{oops}\n", "a.json:2: "),
         ("a.json", json.dumps(trace(definition="gemm_n128")), "1 left out: what failed"),
         ("a.json", json.dumps(trace(evaluation=None)), "1 left out: what failed"),

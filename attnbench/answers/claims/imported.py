@@ -32,9 +32,10 @@ def imported(path: str, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
                 rows.append(row)
             else:
                 left += 1
-    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, csv.Error) as error:
         said = f"no {error}" if isinstance(error, KeyError) else str(error)
-        said = "a value is missing or of another kind" if isinstance(error, AttributeError | TypeError) else said
+        kinds = AttributeError | TypeError | RecursionError
+        said = "a value is missing or of another kind" if isinstance(error, kinds) else said
         raise UsageError(f"{path}:{line}: {said}; give a file of {form}, or a table in YAML") from None
     note = f"{left} {_FORMS['left_out']}" if left else ""
     if not rows:
