@@ -302,8 +302,9 @@ llama,pyt_flash_attention,bfloat16,no_mask,2,512,4096,64,8,128,128,fwd,False,0.3
 """
 
 
-def test_cudnns_csv_is_a_table(tmp_path: Path) -> None:
-    found = written(tmp_path, CUDNN, "llama.csv")
+@pytest.mark.parametrize("text", [CUDNN, CUDNN.replace("True", "TRUE").replace("False", "FALSE")])
+def test_cudnns_csv_is_a_table(text: str, tmp_path: Path) -> None:
+    found = written(tmp_path, text, "llama.csv")
     assert [(one.row, one.variant, one.pass_, one.amount) for one in found] == [
         ("cudnn", "cudnn", "forward", 0.893e-3),
         ("flash_attention_4", "fa-4", "backward", 1.2e-3),
@@ -314,6 +315,12 @@ def test_cudnns_csv_is_a_table(tmp_path: Path) -> None:
     assert found[2].at["kv_len"] == 4096
     assert (found[2].at["causal"], found[2].at["mask"]) == (False, "sliding:128")
     assert found[0].note.startswith("1 left out: what failed, fp8")
+
+
+@pytest.mark.parametrize("left", ["FALSE,0.893,,FALSE,FALSE,", "TRUE,0.893,,TRUE,FALSE,", "FALSE,0.893,,TRUE,TRUE,"])
+def test_what_is_left_out_is_so_after_a_spreadsheet_saved_it(left: str, tmp_path: Path) -> None:
+    found = written(tmp_path, CUDNN.replace("False,0.893,,True,False,", left), "llama.csv")
+    assert [one.row for one in found] == ["flash_attention_4", "pyt_flash_attention"]
 
 
 def trace(**changes: Any) -> dict[str, Any]:

@@ -55,8 +55,9 @@ def _each(path: str, text: str) -> Iterator[tuple[int, Any]]:
 
 def _of_cudnn(one: Mapping[str, str]) -> dict[str, Any] | None:
     mask, window, keys = one["attn_mask"], one.get("sliding_window_size"), int(one["kv_seqlen"])
-    failed = one.get("success", "True") != "True" or one.get("skipped") == "True"
-    if failed or one["data_type"] not in ("bfloat16", "float16") or one.get("deterministic_bwd") == "True":
+    left = any(str(one.get(name)).casefold() == "true" for name in ("skipped", "deterministic_bwd"))
+    failed = str(one.get("success", True)).casefold() != "true"  # a spreadsheet writes TRUE
+    if failed or left or one["data_type"] not in ("bfloat16", "float16"):
         return None
     if one["backend"] not in _FORMS["backends"] or mask not in ("no_mask", "top_left", "bottom_right"):
         raise ValueError(f"backend {one['backend']!r} or mask {mask!r} is unknown; write {any_of(_FORMS['backends'])}")
