@@ -65,7 +65,8 @@ class Number(BaseModel):
     """With options, or a name of :data:`BACKENDS`."""
     kernel: str = ""
     """The kernel of the variant that was measured, if the catalogue has another."""
-    value: float = Field(gt=0, allow_inf_nan=False)
+    value: float = Field(ge=1e-30, le=1e30, allow_inf_nan=False)
+    """Within bounds, so that no ratio of two is zero or infinite."""
     unit: Literal["s", "ms", "us", "steps/s", "TFLOP/s", "MB", "GB", "times faster", "times smaller"]
     """``times faster`` and ``times smaller`` are held to the baseline."""
     device: Annotated[str, AfterValidator(_named)]
