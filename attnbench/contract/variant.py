@@ -215,11 +215,12 @@ def _holds(condition: str, options: Mapping[str, Scalar]) -> bool:
 
 
 HOME = "attnbench.catalogue.attention"
+OWN = "read a file of your own with --plugin FILE.py or FILE.py:Class"
 VARIANTS: Registry[Variant] = Registry(
     "variant",
     home=HOME,
     elsewhere={"peer.": "make peers"},
-    own="read a file of your own with --plugin FILE.py or FILE.py:Class",
+    own=OWN,
 )
 
 

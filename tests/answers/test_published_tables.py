@@ -252,6 +252,8 @@ WRONG = [
     ("unit: ms", "unit: msec", 6, "'unit' cannot be 'msec'"),
     ("head_dim: 64", "head_dims: 64", 9, "unknown key 'head_dims'; did you mean 'head_dim'?"),
     ("variant: linear", "variant: linaer", 10, "did you mean 'linear'?"),
+    ("variant: linear", "variant: zzz", 10, "unknown variant 'zzz'; 'attnbench list variants' shows the names"),
+    ("unit: ms", "unit: times faster", 9, "unknown variant 'exact'; 'attnbench list variants' shows the names"),
     ("variant: linear", "variant: 'linear:featurs=3'", 10, "linear"),
     ("heads: 4", "shape: llama3-80b", 9, "did you mean 'llama3-8b'?"),
     ("heads: 4", "heads: [4]", 9, "a list in 'at' is of another length; write 2 values"),

@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from attnbench.answers.claims.claims import Claim, CrossoverTest, RatioTest, Value
 from attnbench.answers.claims.evidence import MACHINE
 from attnbench.answers.claims.imported import imported
-from attnbench.contract.variant import VARIANTS
-from attnbench.errors import UsageError
+from attnbench.contract.variant import OWN, VARIANTS
+from attnbench.errors import SuiteError, UsageError
 from attnbench.figures.published.point_file import csv_text
 from attnbench.suite.axes import AXES, Whole, defaults
 from attnbench.suite.cell import Level, Pass
@@ -294,7 +294,10 @@ def _read(name: str, data: Mapping[str, Any], lines: Mapping[Place, int]) -> Seq
         if one.baseline not in ("", *names) and not one.unit.startswith("times"):
             raise origin.error_on(one.line, f"no row is called {shown(one.baseline)}{pick(one.baseline, names)}")
     if name not in SHIPPED:
-        suite_of(numbers, ["sdpa"])  # which looks up every name
+        try:
+            suite_of(numbers, ["sdpa"])  # which looks up every name
+        except SuiteError as error:  # the command has no --plugin
+            raise SuiteError(str(error).replace(OWN, "'attnbench list variants' shows the names")) from None
     return numbers
 
 
