@@ -547,6 +547,18 @@ def test_another_choice_of_library_is_told_with_its_own_remedy(old: Path, tmp_pa
         decided(old, elsewhere)
 
 
+def test_each_kind_of_fact_has_its_remedy_if_several_differ(tmp_path: Path) -> None:
+    there = environment(window_products="oneDNN", threads=2) | {"variables": {"MKL_CBWR": "AVX2"}}
+    old = write_run(tmp_path / "old", ROWS, about=environment() | {"variables": {}})
+    new = write_run(tmp_path / "new", ROWS, about=there)
+    said = f"with --threads 1 and --fresh --like {old} and these variables as they were, or give --other-machine ratios"
+    with pytest.raises(UsageError, match=f"a probe chose otherwise; measure the new run again {said}"):
+        decided(old, new)
+    newer = write_run(tmp_path / "newer", ROWS, about=environment(torch="2.9.1", threads=2))
+    with pytest.raises(UsageError, match="with one version of torch, and measure the new run again with --threads 1"):
+        decided(old, newer)
+
+
 def test_numbers_of_two_methods_are_never_compared(old: Path, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", ROWS, about=environment(method=4))
     for other_machine in ("refuse", "ratios"):

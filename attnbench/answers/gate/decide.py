@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -200,16 +201,15 @@ def _other_machines(new: MeasuredRun, olds: Sequence[MeasuredRun], question: Gat
 
 
 def _remedy(facts: Sequence[str], old: MeasuredRun) -> str:
-    if all(fact.partition(":")[0] in PRODUCTS for fact in facts):
-        return f"a probe chose otherwise; measure the new run again with --fresh --like {old.path}"
-    if all(fact.startswith("threads:") for fact in facts):
-        return f"measure the new run again with --threads {old.environment.get('threads')}"
-    if all(fact.startswith("variable ") for fact in facts):
-        return "measure the new run again with these variables as they were"
-    names = [fact.partition(":")[0].replace("python", "Python") for fact in facts]
-    if {*names} <= {"Python", "torch"}:
-        return f"measure both with one version of {' and '.join(names)}"
-    return "measure both on one machine"
+    kinds = dict.fromkeys(re.split("[: ]", fact)[0].replace("python", "Python") for fact in facts)
+    own = dict.fromkeys(PRODUCTS, f"--fresh --like {old.path}")
+    own |= {"threads": f"--threads {old.environment.get('threads')}", "variable": "these variables as they were"}
+    versions = [name for name in kinds if name in ("Python", "torch")]
+    both = " on one machine" * bool(kinds.keys() - own.keys() - {*versions})
+    both += f" with one version of {' and '.join(versions)}" * bool(versions)
+    again = " and ".join(dict.fromkeys(own[name] for name in kinds if name in own))
+    ways = [f"measure both{both}"] * bool(both) + [f"measure the new run again with {again}"] * bool(again)
+    return "a probe chose otherwise; " * (not kinds.keys().isdisjoint(PRODUCTS)) + ", and ".join(ways)
 
 
 def _what_keeps_apart(pairs: Sequence[RowPair]) -> str:
