@@ -22,6 +22,7 @@ from attnbench.results.runs import by_age, has_rows, no_run, runs_in, suites_of
 from attnbench.results.store import CURVES, EDITED, ENVIRONMENT, OLD, RECORDS, RunFolder
 from attnbench.results.store import TABLE as FILE
 from attnbench.results.table import FORMULA
+from attnbench.results.validation import refuse_impossible
 from attnbench.suite.axes import FOLLOWING
 from attnbench.text import printable
 
@@ -193,6 +194,10 @@ def _read(table: str, file: Path) -> pd.DataFrame:
             except (ValueError, KeyError):
                 wanted = {bool: "True or False", int: "a whole number", float: "a finite number"}[kind]
                 raise ResultsError(f"{file}:{number}: {name} is {full[name]!r}, not {wanted}") from None
+        try:
+            refuse_impossible({name: values[-1] for name, values in columns.items()})
+        except ValueError as problem:
+            raise ResultsError(f"{file}:{number}: {problem}; was the file edited?") from None
     unknown = sorted({row["status"] for row in rows} - {str(status) for status in Status})
     if unknown:
         raise ResultsError(f"{file}: status {unknown[0]!r} does not exist; was the file edited?")

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from attnbench.measure.status import Status
-from attnbench.results.record import FIELDS, Record
+from attnbench.results.record import FIELDS, Column, Record
+from attnbench.suite.axes import AXES
 from attnbench.suite.cell import Cell
 from attnbench.text import one_line
 
@@ -21,44 +22,65 @@ _OF_THE_CELL = [name for name in _FIELDS[: _FIELDS.index("status")] if name not 
 """Columns that depend on the cell alone."""
 
 _LARGEST, _LARGEST_INT = sys.float_info.max, 2**63 - 1
+_SHORTEST, _LONGEST = 1e-12, 3.2e9
+"""A picosecond and a century: bounds of a time in seconds that is not 0, but for the spread of several."""
+_SPREAD = ("time_ci_low_s", "time_ci_high_s", "time_iqr_s")
 
 
-def checked(record: Record) -> Record:
-    """``record`` itself, if it can be stored and read again and may come from a measurement.
-
-    Raises:
-        ValueError: a field has the wrong type, an infinite number, half a character or a negative number, or an
-            interval is not around its median or score.
-    """
-    for name, column in FIELDS.items():
-        value = getattr(record, name)
-        kinds = (int, float) if column.kind is float else (column.kind,)
-        if not (column.empty and value is None) and type(value) not in kinds:  # True is no number
-            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
-        if isinstance(value, str):
-            value.encode()  # half a character, say, raises a ValueError
-        elif value is not None and not abs(value) <= (_LARGEST_INT if kinds == (int,) else _LARGEST):
-            raise ValueError(f"{name} is too large")
-        elif value is not None and value < 0 and not column.negative:
-            raise ValueError(f"{name} is {value}, below 0")
-    for names in _ORDERED:
-        ends = [(name, number) for name in names if (number := getattr(record, name)) is not None]
-        for (below, low), (above, high) in itertools.pairwise(ends):
-            if low > high:
-                raise ValueError(f"{below} is above {above}")
-    if max(record.score or 0, record.score_high or 0) > 1:
-        raise ValueError(f"score is {record.score}, its upper end {record.score_high}, above 1")
-    if record.cosine is not None and abs(record.cosine) > 1.001:  # rounding may go a little beyond 1
-        raise ValueError(f"cosine is {record.cosine}, beyond 1")
-    return record
+def _range(name: str, column: Column) -> tuple[float, float]:
+    low = -_LARGEST if column.negative else getattr(AXES[name].values, "low", 0) if name in AXES else 0
+    if column.unit == "seconds" and name not in _SPREAD:
+        return low, _LONGEST
+    return low, _LARGEST_INT if column.kind is int or column.unit == "bytes" else _LARGEST
 
 
+_RANGES = {name: _range(name, column) for name, column in FIELDS.items() if column.kind in (int, float)}
 _ORDERED = (
     ("time_ci_low_s", "time_median_s", "time_ci_high_s"),
     ("time_min_s", "time_median_s", "time_ci_high_s"),
     ("loss_delta_low", "loss_delta", "loss_delta_high"),
     ("score_low", "score", "score_high"),
 )
+
+
+def checked(record: Record) -> Record:
+    """``record`` itself, if it can be stored and read again and may come from a measurement.
+
+    Raises:
+        ValueError: a field has the wrong type or half a character, or the numbers are impossible.
+    """
+    for name, column in FIELDS.items():
+        value = getattr(record, name)
+        kinds = (int, float) if column.kind is float else (column.kind,)
+        if value != value or (not (column.empty and value is None) and type(value) not in kinds):  # True is no number
+            raise ValueError(f"{name} is {one_line(repr(value), 40)}")
+        if isinstance(value, str):
+            value.encode()  # half a character, say, raises a ValueError
+    refuse_impossible({name: getattr(record, name) for name in _RANGES})
+    return record
+
+
+def refuse_impossible(row: Mapping[str, Any]) -> None:
+    """Raise ValueError for a number that no run stores, or an interval that is not around its median or score.
+
+    ``row``: field -> number; None or NaN if it was not measured.
+    """
+    numbers = {name: row[name] for name in _RANGES if row[name] is not None and row[name] == row[name]}
+    for name, number in numbers.items():
+        low, high = _RANGES[name]
+        low = _SHORTEST if high == _LONGEST and number > 0 else low
+        if number > high or number < -_LARGEST:
+            raise ValueError(f"{name} is too large")
+        if number < low:
+            raise ValueError(f"{name} is {number}, below {low}")
+    for names in _ORDERED:
+        for below, above in itertools.pairwise(name for name in names if name in numbers):
+            if numbers[below] > numbers[above]:
+                raise ValueError(f"{below} is above {above}")
+    if max(numbers.get("score", 0), numbers.get("score_high", 0)) > 1:
+        raise ValueError(f"score is {numbers.get('score')}, its upper end {numbers.get('score_high')}, above 1")
+    if abs(numbers.get("cosine", 0)) > 1.001:  # rounding may go a little beyond 1
+        raise ValueError(f"cosine is {numbers['cosine']}, beyond 1")
 
 
 _Amount = Annotated[float, Field(ge=0, le=_LARGEST)]

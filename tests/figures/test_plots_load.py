@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_an_infinite_number_which_no_run_stores_is_refused_by_its_place(tmp_path
     rows = [run.row("softmax", time_median_s=1.0), run.row("linear") | {"time_median_s": "inf"}]
     with pytest.raises(ResultsError, match=r"results.csv:3: time_median_s is 'inf', not a finite number"):
         read_results(write(tmp_path / "results.csv", rows))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"time_median_s": -1}, "time_median_s is -1.0, below 0"),
+        ({"time_median_s": 1e308}, "time_median_s is too large"),
+        ({"time_median_s": 1e-320}, "time_median_s is 1e-320, below 1e-12"),
+        ({"time_median_s": 1, "time_ci_low_s": 2, "time_ci_high_s": 3}, "time_ci_low_s is above time_median_s"),
+        ({"peak_bytes": -1}, "peak_bytes is -1.0, below 0"),
+        ({"peak_bytes": 1e308}, "peak_bytes is too large"),
+        ({"time_rounds": -3}, "time_rounds is -3.0, below 0"),
+        ({"seq_len": -4096}, "seq_len is -4096, below 1"),
+        ({"heads": 0}, "heads is 0, below 1"),
+    ],
+)
+def test_a_number_that_no_run_stores_is_refused_by_its_place(
+    tmp_path: Path, run: Any, columns: dict[str, float], said: str
+) -> None:
+    file = write(tmp_path / "results.csv", [run.row("softmax"), run.row("linear") | columns])
+    with pytest.raises(ResultsError, match=rf"results.csv:3: {re.escape(said)}; was the file edited\?"):
+        read_results(file)
 
 
 @pytest.mark.parametrize("name", ["NA", "null", "nan", "None", "1e3"])

@@ -168,6 +168,7 @@ def test_facts_that_are_written_otherwise_say_the_same(folder: RunFolder) -> Non
     ("columns", "said"),
     [
         ({"time_median_s": -1.0}, "time_median_s is -1.0, below 0"),
+        ({"time_median_s": 1e10}, "time_median_s is too large"),
         ({"peak_bytes": -1}, "peak_bytes is -1, below 0"),
         ({"cosine": -1.5}, "cosine is -1.5, beyond 1"),
         ({"time_median_s": 1.0, "time_ci_low_s": 1.1, "time_ci_high_s": 1.2}, "time_ci_low_s is above time_median_s"),
