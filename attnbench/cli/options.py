@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Flag, auto
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
 import typer
 
@@ -14,7 +14,7 @@ from attnbench.cli import completion
 from attnbench.cli.signature import Default
 from attnbench.contract.problem.shape import Bias, Sink
 from attnbench.errors import UsageError
-from attnbench.suite.axes import Architecture, Launch, StateDtype, Trained
+from attnbench.suite.axes import AXES, Architecture, Launch, StateDtype, Trained, Whole
 from attnbench.suite.cell import Pass, Positions
 
 Count = partial(typer.Option, metavar="N")
@@ -24,6 +24,14 @@ Variant = partial(typer.Option, metavar="VARIANT", autocompletion=completion.var
 Input = partial(typer.Option, metavar="INPUT", autocompletion=completion.inputs)
 Task = partial(typer.Option, metavar="TASK", autocompletion=completion.tasks)
 Shape = partial(typer.Option, autocompletion=completion.shapes)
+
+
+def of_axis(name: str, about: str) -> Any:
+    """A number with the bounds of this axis of a suite."""
+    values = AXES[name].values
+    assert isinstance(values, Whole)
+    return Count(min=values.low, max=values.high, help=about)
+
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps.")]
 OUT = typer.Option(metavar="FOLDER", help="Folder for results.")
@@ -56,8 +64,8 @@ Variants = Annotated[
     ),
 ]
 WindowLength = Annotated[int | None, Count(min=4, max=2**20, help="Tokens of a window; default 512, of listops 128.")]
-Heads = Annotated[int, Count(min=1, help="Heads H.")]
-HeadDim = Annotated[int, Count(min=1, help="Head width D.")]
+Heads = Annotated[int, of_axis("heads", "Heads H.")]
+HeadDim = Annotated[int, of_axis("head_dim", "Head width D.")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees no key after i.")]
 Dtype = Annotated[Literal["float64", "float32", "bfloat16", "float16"], typer.Option(help="Data type of q, k, v.")]
 LevelOption = Annotated[
@@ -66,7 +74,7 @@ LevelOption = Annotated[
 Padding = Annotated[float, typer.Option(metavar="SHARE", help="Share of the tokens that are padding: 0.5.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile each variant by torch.compile, as a whole.")]
 LAUNCH = "On CUDA: eager, or graph, a CUDA graph of the call; auto: graph if possible."
-Seed = Annotated[int, Count(min=0, help="Seed of inputs and projections.")]
+Seed = Annotated[int, of_axis("seed", "Seed of inputs and projections.")]
 MinTime = Annotated[
     float, typer.Option(min=0.001, max=3600, metavar="SECONDS", help="Least seconds spent on samples at each length.")
 ]
@@ -107,14 +115,14 @@ class CompareOptions(TypedDict, total=False):
         ),
     ]
     heads: Annotated[Heads, Default(8)]
-    kv_heads: Annotated[int | None, Count(min=1, help="Heads of keys and values; default: as many as heads.")]
+    kv_heads: Annotated[int | None, of_axis("kv_heads", "Heads of keys and values; default: as many as heads.")]
     qk_heads: Annotated[
         int | None,
-        Count(min=1, help="Heads of queries and keys of an operator that reads gates; default: as many as heads."),
+        of_axis("qk_heads", "Heads of queries and keys of an operator that reads gates; default: as many as heads."),
     ]
     head_dim: Annotated[HeadDim, Default(64)]
-    v_dim: Annotated[int | None, Count(min=1, help="Width of values; default: that of keys.")]
-    batch: Annotated[int, Count(min=1, help="Batch B."), Default(1)]
+    v_dim: Annotated[int | None, of_axis("v_dim", "Width of values; default: that of keys.")]
+    batch: Annotated[int, of_axis("batch", "Batch B."), Default(1)]
     dtype: Annotated[Dtype, Default("float32")]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
@@ -132,28 +140,28 @@ class CompareOptions(TypedDict, total=False):
         ),
         Default("none"),
     ]
-    q_start: Annotated[int, Count(min=0, help="Number of keys before the first query."), Default(0)]
+    q_start: Annotated[int, of_axis("q_start", "Number of keys before the first query."), Default(0)]
     bias: Annotated[Bias, typer.Option(help="Position bias, added to the logits."), Default("none")]
     sink: Annotated[Sink, typer.Option(help="Logit without a key in each softmax."), Default("none")]
     padding: Annotated[Padding, Default(0.0)]
     new_tokens: Annotated[
         int,
-        Count(min=0, help="Tokens after the prompt, at --pass generate (0: 32), or of one step, at --pass decode."),
+        of_axis("new_tokens", "Tokens after the prompt, at --pass generate (0: 32), or of one step, at --pass decode."),
         Default(0),
     ]
     kept_prefix: Annotated[
         int,
-        Count(min=0, help="Tokens of the prompt whose state is there before the call, at --pass generate."),
+        of_axis("kept_prefix", "Tokens of the prompt whose state is there before the call, at --pass generate."),
         Default(0),
     ]
     state_dtype: Annotated[
         StateDtype, typer.Option(help="Type of a recurrent state between steps, at --pass decode."), Default("auto")
     ]
     added_tokens: Annotated[
-        int, Count(min=0, help="Learned tokens in front of a layer, at --level layer or model."), Default(0)
+        int, of_axis("added_tokens", "Learned tokens in front of a layer, at --level layer or model."), Default(0)
     ]
     query_stride: Annotated[
-        int, Count(min=1, help="Tokens for each query of a layer, at --level layer or model."), Default(1)
+        int, of_axis("query_stride", "Tokens for each query of a layer, at --level layer or model."), Default(1)
     ]
     architecture: Annotated[
         Architecture,
@@ -316,9 +324,9 @@ class MatchOptions(TypedDict, total=False):
     inputs: Annotated[str | None, Input(help="Where q, k, v come from; default: gaussian."), Use.COST | Use.RUN]
     draws: Annotated[int, Count(min=1, max=1000, help="Draws for each error."), Default(5), Use.COST]
     most: Annotated[int | None, Count(min=1, max=2**20, help="Largest value of a knob; default: the length.")]
-    heads: Annotated[int | None, Count(min=1, help="Heads H; default: 8, with --score 2.")]
-    head_dim: Annotated[int | None, Count(min=1, help="Head width D; default: 64, with --score 32.")]
-    batch: Annotated[int | None, Count(min=1, help="Batch B; default: 1, with --score 32.")]
+    heads: Annotated[int | None, of_axis("heads", "Heads H; default: 8, with --score 2.")]
+    head_dim: Annotated[int | None, of_axis("head_dim", "Head width D; default: 64, with --score 32.")]
+    batch: Annotated[int | None, of_axis("batch", "Batch B; default: 1, with --score 32.")]
     dtype: Annotated[Dtype, Default("float32"), Use.COST]
     device: Annotated[Device, Default("auto")]
     pass_: Annotated[
@@ -399,7 +407,7 @@ class ScoreOptions(TypedDict, total=False):
         ),
     ]
     steps: Annotated[Steps, Default(400)]
-    batch: Annotated[int, Count(min=1, help="Sequences in a step."), Default(32)]
+    batch: Annotated[int, of_axis("batch", "Sequences in a step."), Default(32)]
     seeds: Annotated[Seeds, Default(3)]
     rates: Annotated[Rates, Default("0.004,0.008")]
     layers: Annotated[Layers, Default(2)]

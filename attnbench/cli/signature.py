@@ -15,7 +15,6 @@ from functools import cache, wraps
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from attnbench.errors import AttnbenchError, UsageError, any_of, did_you_mean
-from attnbench.units import format_number
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=Mapping[str, Any])
@@ -53,7 +52,7 @@ class _Option:
             raise UsageError(f"{name} must be {any_of(words)}, not {value!r}")
         low, high = (-math.inf if self.option.min is None else self.option.min, self.option.max or math.inf)
         if isinstance(value, int | float) and not low <= value <= high:
-            bounds = f"at least {low}" if high == math.inf else f"between {low} and {format_number(high)}"
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {int(high)}"
             raise UsageError(f"{name} must be {bounds}, not {value!r}")
 
 

@@ -79,7 +79,8 @@ def test_an_unknown_argument_is_one_line_with_the_nearest() -> None:
         (lambda: attnbench.history("results", metric="speed"), "^metric must be time, memory or error, not 'speed'"),
         (lambda: attnbench.swap("listops", "local", seeds=0), "^seeds must be between 1 and 100, not 0"),
         (lambda: attnbench.plot(pd.DataFrame(), style="dork"), "^style must be light or dark, not 'dork'"),
-        (lambda: attnbench.compare("sdpa", heads=0), "^heads must be at least 1, not 0"),
+        (lambda: attnbench.compare("sdpa", heads=0), "^heads must be between 1 and 1048576, not 0"),
+        (lambda: attnbench.compare("sdpa", seed=2**63), f"^seed must be between 0 and {2**63 - 1}, not {2**63}"),
     ],
 )
 def test_python_is_told_of_arguments_and_not_of_options(call: Callable[[], Any], said: str) -> None:

@@ -80,6 +80,8 @@ def test_help_breaks_no_word_and_leaves_none_out_on_a_narrow_screen(
     ("arguments", "said"),
     [
         ("compare a b --head-dim 0", "--head-dim must be at least 1; attnbench compare --help lists the options"),
+        ("compare a b --seed 18446744073709551615", f"--seed must be at most {2**63 - 1}; attnbench compare --help"),
+        ("compare a b --heads 100000000000000000000", "--heads must be at most 1048576;"),
         ("compare a b --timeout nan", "--timeout must be"),
         ("compare a b --heads x", "--heads must be a whole number;"),
         (
