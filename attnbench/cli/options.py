@@ -40,7 +40,9 @@ PLUGIN = typer.Option(
     "--plugin", metavar="PLUGIN", help="FILE.py, FILE.py:Class, module or hub:OWNER/NAME@1 with more variants or tasks."
 )
 Plugins = Annotated[list[str] | None, PLUGIN]
-Threads = Annotated[int | None, Count(min=1, help="CPU threads; default: all cores.")]
+MOST_THREADS, MOST_MEMORY = 2**12, 2**60
+"""Bounds that no machine reaches; far beyond them threads and limits fail in the libraries of the system."""
+Threads = Annotated[int | None, Count(min=1, max=MOST_THREADS, help="CPU threads; default: all cores.")]
 TEXT = File(help="Text to read; default the model's own.")
 MEMORY_LIMIT = typer.Option(metavar="SIZE", help="8GiB, say; default: 85 % of free memory.")
 FirstCallTimeout = Annotated[float, Limit(help="Limit for first calls that may compile, as on a GPU.")]
@@ -419,7 +421,9 @@ class ScoreOptions(TypedDict, total=False):
     device: Annotated[Device, Default("auto")]
     out: Annotated[Path, OUT, Default(Path("results"))]
     plugins: Plugins
-    threads: Annotated[int | None, Count(min=1, help="Trainings at once, each on one core; default: all cores.")]
+    threads: Annotated[
+        int | None, Count(min=1, max=MOST_THREADS, help="Trainings at once, each on one core; default: all cores.")
+    ]
     cell_timeout: Annotated[float, Limit(help="Longest time without progress of a training."), Default(60.0)]
     first_call_timeout: Annotated[FirstCallTimeout, Default(600.0)]
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one learning rate.")]
@@ -526,13 +530,16 @@ class PlotOptions(TypedDict, total=False):
 
 
 def bytes_of(memory_limit: int | str | None) -> int | None:
-    """Bytes of a memory limit, given as such or as text; UsageError if it is no size."""
+    """Bytes of a memory limit, given as such or as text; UsageError if it is no size, or beyond any machine."""
     from attnbench.units import parse_bytes
 
     try:
-        return parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+        size = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     except ValueError as problem:
         raise UsageError(f"--memory-limit: {problem}") from None
+    if size is not None and size > MOST_MEMORY:
+        raise UsageError(f"--memory-limit: {memory_limit!r} is more than any machine has; write a size such as 8GiB")
+    return size
 
 
 def typed_of(ctx: typer.Context) -> dict[str, str]:

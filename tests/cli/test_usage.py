@@ -82,6 +82,10 @@ def test_help_breaks_no_word_and_leaves_none_out_on_a_narrow_screen(
         ("compare a b --head-dim 0", "--head-dim must be at least 1; attnbench compare --help lists the options"),
         ("compare a b --seed 18446744073709551615", f"--seed must be at most {2**63 - 1}; attnbench compare --help"),
         ("compare a b --heads 100000000000000000000", "--heads must be at most 1048576;"),
+        ("run quick --threads 100000", "--threads must be at most 4096; attnbench run --help lists the options"),
+        ("score softmax --threads 99999999999", "--threads must be at most 4096;"),
+        ("run quick --memory-limit 9999999T", "--memory-limit: '9999999T' is more than any machine has; write a size"),
+        ("compare softmax --memory-limit 9999999T", "--memory-limit: '9999999T' is more than any machine has;"),
         ("compare a b --timeout nan", "--timeout must be"),
         ("compare a b --heads x", "--heads must be a whole number;"),
         (
@@ -101,6 +105,7 @@ def test_what_is_wrong_is_said_in_words_of_the_command_line(arguments: str, said
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {said}")
     assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("flag", ["-V", "--version"])
