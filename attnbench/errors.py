@@ -130,6 +130,12 @@ def any_of(words: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
+def not_by_commas(names: Iterable[str]) -> str:
+    """The remedy for a first line of CSV whose columns are parted by semicolons or tabs; else empty."""
+    sign = next((sign for sign in (";", "\t") for name in names if sign in name), "")
+    return sign and f"the columns are parted by {sign!r}; part them by commas"
+
+
 class BrokenContract(AttnbenchError):
     """A variant breaks a rule for all variants: it returns a wrong shape, say, or an earlier result."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from attnbench.errors import ResultsError
+from attnbench.errors import ResultsError, not_by_commas
 from attnbench.files import PACKED, read_stored, stored
 from attnbench.measure.status import Status
 from attnbench.results.record import ADDED, COLUMNS, FIELDS, READABLE, Record
@@ -164,6 +164,8 @@ def _of_run(file: Path, warn: Callable[[str], None]) -> pd.DataFrame:
 def _read(table: str, file: Path) -> pd.DataFrame:
     reader = csv.DictReader(io.StringIO(table), restval="", strict=True)
     try:
+        if parted := not_by_commas(reader.fieldnames or ()):
+            raise ResultsError(f"{file}:1: {parted}")
         rows = list(reader)
     except csv.Error:
         raise _no_table(file) from None

@@ -148,12 +148,16 @@ def test_each_refusal_is_one_line_that_names_the_file_and_the_remedy(
     write(tmp_path / "bool.csv", [rows[0] | {"causal": "perhaps"}])
     write(tmp_path / "status.csv", [rows[0] | {"status": "great"}])
     write(tmp_path / "none.csv", [])
+    for name, sign in (("semicolons.csv", ";"), ("tabs.csv", "\t")):
+        (tmp_path / name).write_text(f"{sign.join(good)}\n{sign.join(['1,5'] * len(good))}\n")
     for name, message in (
         ("missing", "no such file or folder"),
         ("empty", "holds no run"),
         ("begun", "no results.csv yet; continue it"),
         ("blank.csv", "empty file; measure again"),
         ("bytes.csv", "not a CSV table; give a results.csv of attnbench run"),
+        ("semicolons.csv:1", "the columns are parted by ';'; part them by commas"),
+        ("tabs.csv:1", r"the columns are parted by '\t'; part them by commas"),
         ("columns.csv", "column status, time_median_s missing; measure again"),
         ("schema.csv", "schema_version 99, this attnbench reads 1 to 3"),
         ("number.csv:3", "seq_len is 'many', not a whole number"),

@@ -89,6 +89,7 @@ def test_what_a_spreadsheet_writes_is_read(points: Callable[[str], Path]) -> Non
         (f"{ABOUT}model,n\nA,1024\n", "3: no column of values; add time_ms, time_relative, memory_mb or"),
         (f"{ABOUT}model,n,time\n{SLOPE}", "3: unknown column 'time'; did you mean 'time_ms'?"),
         (f"{ABOUT}model,n,seconds\n{SLOPE}", "3: unknown column 'seconds'; there are: model, family, n, time_ms"),
+        (f"{ABOUT}model\tn\ttime_ms\n", r"3: the columns are parted by '\t'; part them by commas"),
         (f"{ABOUT}model;n;time_ms\n", "3: the columns are parted by ';'; part them by commas"),
         (f"{ABOUT}model,n,n,time_ms\n", "3: column 'n' is there twice; remove one"),
         (f"{ABOUT}model,n,time_ms\n{SLOPE}A,4096,1 s\n", "6: time_ms is '1 s', not a number above 0; write one such"),

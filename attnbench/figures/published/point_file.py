@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from attnbench.errors import UsageError, any_of, did_you_mean
+from attnbench.errors import UsageError, any_of, did_you_mean, not_by_commas
 from attnbench.figures.kit.palette import palette
 from attnbench.text import quantity
 
@@ -93,8 +93,8 @@ def check_names(at: str, names: Sequence[str], known: Sequence[str]) -> None:
     """Raise UsageError if a column is not ``known``, or is there twice."""
     for name in names:
         if name not in known:
-            if ";" in name:
-                raise UsageError(f"{at}: the columns are parted by ';'; part them by commas")
+            if parted := not_by_commas([name]):
+                raise UsageError(f"{at}: {parted}")
             hint = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
             raise UsageError(f"{at}: unknown column {name[:60]!r}{hint}")
         if names.count(name) > 1:
