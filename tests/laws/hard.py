@@ -450,6 +450,21 @@ class HidesKeys(Attention):
         return y
 
 
+class StartsAtZero(Attention):
+    """Attention in a branch whose gain, or whose last layer, is zero until it is trained."""
+
+    def __init__(self, by_gain: bool = True) -> None:
+        super().__init__()
+        self.gain, self.out = nn.Parameter(torch.full((1,), 1.0 - by_gain)), nn.Linear(16, 16)
+        nn.init.zeros_(self.out.bias)
+        if not by_gain:
+            nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + self.gain * self.out(self.weighed(x)[1])
+        return y
+
+
 class ForgetsItsMask(Attention):
     """Causal, but for training."""
 

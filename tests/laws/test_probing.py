@@ -560,6 +560,15 @@ def test_exact_attention_reads_every_token_in_long_sequences_as_well() -> None:
     assert contradictions(hard("Window:window=200", "reads"), "local") == []
 
 
+@pytest.mark.parametrize(("by_gain", "zero"), [("true", "gain"), ("false", "out.weight")])
+def test_attention_in_a_branch_that_starts_at_zero_is_seen_through_noise(by_gain: str, zero: str) -> None:
+    one = hard(f"StartsAtZero:by_gain={by_gain}", "reads", "pairs", "idle")
+    assert contradictions(one, "softmax") == []
+    assert one.idle == ()
+    assert answers(one)["zeros"] == f"small noise in place of {zero}"
+    assert "zeros" not in answers(found("InPlace"))
+
+
 def test_a_mask_that_is_forgotten_in_training_is_seen_whatever_dropout_draws() -> None:
     one = hard("ForgetsItsMask:causal=true", "reads")
     (said,) = contradictions(one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -119,6 +120,7 @@ class ProbedModule:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             module = self.source.make().train(self.training)
+            self.noisy = _without_zeros(module)
             return module if self.kept else module.to(self.dtype)
 
     def fresh(self, *, training: bool | None = None) -> ProbedModule:
@@ -333,6 +335,18 @@ def finite(out: Tensor) -> Tensor:
     if wrong := int((~out.isfinite()).sum()):
         raise Unsupported(f"{wrong:,} of the {out.numel():,} numbers of its output are NaN or infinite")
     return out
+
+
+@torch.no_grad()
+def _without_zeros(module: nn.Module) -> list[str]:
+    """Put small noise in place of parameters that are all zero, which hide what they multiply; return their names. A
+    bias adds, and hides nothing."""
+    own = [(name, x) for name, x in module.named_parameters() if x.requires_grad and not is_lazy(x) and x.numel()]
+    zero = [(name, x) for name, x in own if not x.any() and "bias" not in name.rpartition(".")[2]]
+    for _, x in zero:
+        noise = torch.randn_like(x)
+        x.add_((noise + noise.sgn()) / (10 * math.sqrt(math.prod(x.shape[1:]))))  # no single gain is near zero
+    return [name for name, _ in zero]
 
 
 def _vocabulary(parts: Iterable[nn.Module]) -> int | None:

@@ -180,6 +180,8 @@ class ModuleAnswers:
     """True if a call changes what the next one gives."""
     apart: bool = True
     """True if no example of a batch changes another."""
+    noisy: tuple[str, ...] = ()
+    """Parameters that are all zero as constructed, and that have small noise in place of it."""
     claims_past: bool = False
     """True if its options say ``causal=true``."""
     reads: Reads | None = None
@@ -241,6 +243,7 @@ def basics(subject: ProbedModule) -> dict[str, Any]:
         "repeats": subject.repeats,
         "stateful": subject.stateful,
         "apart": subject.apart,
+        "noisy": subject.noisy,
         "claims_past": any(options.get(name) is True for name in ("causal", "is_causal")),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from attnbench.contract.spec import parse_spec
@@ -11,7 +12,7 @@ from attnbench.laws.modules.questions import CostGrowth, ModuleAnswers
 _COMMON = {"identity", "dense", "noise", "local", "graph", "kernel", "pooling", "location", "lstm", "gru", "conv"}
 """Names of variants that are parts of other things' names as well."""
 _SHOWN = 4
-"""Most names of idle parameters in a line."""
+"""Most names of parameters in a line."""
 _LARGE_SHARE = 0.1
 """Share of the square part from which all pairs, or a part of them that grows as n², are in the products."""
 _CLOSE = 1e-4
@@ -50,6 +51,7 @@ def lines(found: ModuleAnswers) -> list[AnswerLine]:
         AnswerLine("attention", unless("what it computes", _attention(found))),
         *([] if found.repeats else [AnswerLine("repeats", drawn)]),
         *([] if found.apart else [AnswerLine("examples", "an example of a batch changes another")]),
+        *([AnswerLine("zeros", f"small noise in place of {_shown(found.noisy)}")] if found.noisy else []),
         AnswerLine("reads", unless("who reads whom", _reads(found))),
         AnswerLine("future", unless("who reads whom", _future(found))),
         AnswerLine("between tokens", unless("how much passes between tokens", _between(found))),
@@ -227,10 +229,14 @@ def _gradient(found: ModuleAnswers) -> str:
 def _idle(found: ModuleAnswers) -> str:
     if not found.idle:
         return f"none of {found.parameters}"
-    names = ", ".join(name for name, _ in found.idle[:_SHOWN])
-    more = f" and {len(found.idle) - _SHOWN} more" if len(found.idle) > _SHOWN else ""
     numbers = sum(count for _, count in found.idle)
-    return f"{len(found.idle)} of {found.parameters}, {numbers:,} numbers: {names}{more}"
+    names = _shown([name for name, _ in found.idle])
+    return f"{len(found.idle)} of {found.parameters}, {numbers:,} numbers: {names}"
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def named_after(name: str) -> Variant | None:
