@@ -325,6 +325,19 @@ class AsWide(nn.Module):
         return y
 
 
+class WideAsLengths(Attention):
+    """Linear attention to whole blocks whose layers are as wide as each of the longest sequences that are asked."""
+
+    def __init__(self, one: int = 524, other: int = 1030, block: int = 1) -> None:
+        super().__init__()
+        self.wide, self.block = nn.Sequential(nn.Linear(16, one), nn.Linear(one, other), nn.Linear(other, 16)), block
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x.unflatten(1, (-1, self.block)).flatten(1, 2)).chunk(3, -1)
+        y: Tensor = self.wide(q.softmax(-1) @ (k.softmax(1).mT @ v))
+        return y
+
+
 class Masked(Attention):
     """Insists on a mask, which hides where it is True, or where it is not."""
 

@@ -470,6 +470,19 @@ def test_a_size_that_happens_to_be_the_only_length_is_no_pair() -> None:
     assert contradictions(one, "linear") == []
 
 
+def test_layers_as_wide_as_two_lengths_are_no_pairs() -> None:
+    one = hard("WideAsLengths", "pairs")
+    assert one.pairs is not None
+    assert not one.pairs.formed
+    blocks = hard("WideAsLengths:one=512,other=768,block=256", "pairs", "reads")
+    assert answers(blocks)["attention"] == (
+        "could not be asked: at each length up to 768 one of its layers or heads is as wide"
+    )
+    linear = CostGrowth((128, 256, 512), (10, 20, 40))
+    for said in ("linear", "softmax"):  # n × n pairs are a small part of what costs 10 there
+        assert contradictions(replace(blocks, products=linear, numbers=linear), said) == []
+
+
 def test_a_table_of_kinds_is_no_vocabulary() -> None:
     subject = ProbedModule(Probe(f"{HARD}:PadsFirst", "tokens"))
     assert (subject.vocab, subject.padding) == (40, [1])

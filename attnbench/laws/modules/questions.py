@@ -44,7 +44,7 @@ MOST_BYTES = 2**30
 LONGEST = 8192
 PRIMES = (1, 2, 3, 5, 7, 11, 17, 29, 37, 67, 131, 263, 521, 1021)
 """Lengths that are hardly any other size of a model, as a number of what all lengths are multiples of; the two longest
-that it takes are tried, where tiles are small beside them."""
+that it takes are tried, where tiles are small beside them, or the longest and the longest that is no layer's width."""
 SMALL_SHARE = 0.02
 """Share of the square part below which a cost counts as linear."""
 
@@ -465,10 +465,12 @@ def _pairs(subject: ProbedModule) -> dict[str, Any]:
     found = []
     unit = max(1, subject.unit)
     lengths = [n * unit for n in PRIMES if subject.shortest <= n * unit <= subject.longest and (unit > 1 or n > 17)]
-    lengths = lengths[-2:] or [subject.shortest]
-    if len(lengths) < 2:  # no other length tells apart what only happens to be as large
-        _refuse_coincidence(subject, lengths[0])
-    for n in lengths:
+    *_, longest = lengths = lengths or [subject.shortest]
+    clear = [n for n in lengths if not _coincides(subject, n)]
+    if not clear:  # no length tells apart what only happens to be as large
+        only = f"it takes {longest} tokens only, and" if len(lengths) == 1 else f"at each length up to {longest:,}"
+        raise Unsupported(f"{only} one of its layers or heads is as wide")
+    for n in lengths[-2:] if longest in clear else (clear[-1], longest):
         watch, new = _PairCounter(n), subject.fresh()
         with torch.enable_grad(), watch:
             new.run(new.draw(n))
@@ -479,12 +481,11 @@ def _pairs(subject: ProbedModule) -> dict[str, Any]:
     return {"pairs": {**{kind: both[kind] for kind in kinds}, "fixed": fixed}}
 
 
-def _refuse_coincidence(subject: ProbedModule, n: int) -> None:
+def _coincides(subject: ProbedModule, n: int) -> bool:
+    """True if one of its layers or heads is about n wide."""
     layers = (one for one in subject.module.modules() if not isinstance(one, nn.Embedding))
-    sizes = (x.shape[0] for one in layers for x in one.parameters(recurse=False) if x.ndim == 2)
-    widths = (size // part for size in sizes for part in (1, 2, 3, 4, 8, 12))
-    if any(map(_PairCounter(n).is_n, widths)):
-        raise Unsupported(f"it takes {n} tokens only, and one of its layers or heads is as wide")
+    sizes = (x.shape[0] for one in layers for x in one.parameters(recurse=False) if x.ndim > 1)
+    return any(map(_PairCounter(n).is_n, (size // part for size in sizes for part in (1, 2, 3, 4, 8, 12))))
 
 
 def _series(

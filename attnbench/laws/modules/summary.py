@@ -267,7 +267,7 @@ def contradictions(found: ModuleAnswers, label: str | None = None) -> list[str]:
             said.append(
                 f"{costs}its {_COSTS[square[0]][1]} grow{'s' * ('memory' in square[0])} {_growth(found, square[0])}"
             )
-    known = found.products is not None and found.numbers is not None
+    known = None not in (found.pairs, found.products, found.numbers)
     if variant.family == "exact" and found.mixes and known and not found.formed and not found.squares:
         said.append(f"{costs}nothing in it grows as n²")
     if found.reads is not None and not found.mixes:
@@ -275,7 +275,7 @@ def contradictions(found: ModuleAnswers, label: str | None = None) -> list[str]:
     elif variant.traits.exact and found.per_token and found.reads and (one := found.reads.unread):
         changed = one.own + one.before + one.after
         said.append(f"{called}; token {one.token} changes {changed:,} of {found.reads.n:,} outputs")
-    recurs = found.state is not None and not found.formed and not (found.pairs and found.pairs.fixed)
+    recurs = found.state is not None and found.pairs and not (found.formed or found.pairs.fixed)
     if found.mixes and recurs and variant.family not in ("recurrence", "kernel", "pairwise", "mixing", "fixed pattern"):
         said.append(f"{called}; between tokens a recurrence of {found.state} numbers passes")
     if (
