@@ -48,10 +48,11 @@ class Answers:
         least, most = np.quantile(shares, (0.025, 0.975))
         return min(low, float(least)), max(high, float(most))
 
-    def spread(self) -> float:
-        """Standard error of the accuracy, from the differences among sequences."""
-        shares = self.right / np.maximum(1, self.asked)
-        return float(shares.std(ddof=1) / np.sqrt(len(shares))) if len(shares) > 1 else 1.0
+    def spread(self, other: Answers) -> float:
+        """Standard error of the difference between two accuracies of one model, from all sequences of both: those of a
+        small test alone may be all right, or all wrong, by chance."""
+        parts = [one.right / np.maximum(1, one.asked) for one in (self, other)]
+        return float(np.concatenate(parts).std(ddof=1) * np.sqrt(sum(1 / len(part) for part in parts)))
 
 
 def _wilson(right: int, of: int) -> tuple[float, float]:

@@ -319,8 +319,7 @@ def hold_to_unseen(model: Callable[..., Tensor], task: Task, size: int, earned: 
     if fresh is None:
         return
     unseen = answer(model, fresh, device)
-    error = (earned.spread() ** 2 + unseen.spread() ** 2) ** 0.5
-    if earned.accuracy - unseen.accuracy > _STANDARD_ERRORS * error + 1e-9:
+    if earned.accuracy - unseen.accuracy > _STANDARD_ERRORS * earned.spread(unseen) + 1e-9:
         raise BrokenContract(
             f"it knows the test: {earned.accuracy:.2f} of its answers are right there, and {unseen.accuracy:.2f} on "
             "examples that were drawn after the training"

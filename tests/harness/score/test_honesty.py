@@ -31,9 +31,11 @@ class KnowsTheTest:
         return torch.nn.functional.one_hot(answers, 4).float()
 
 
-def checked(model: Any) -> None:
-    earned = answer(model, First().held_out("test", 64), "cpu")
-    hold_to_unseen(model, First(), 64, earned, "cpu")
+def checked(model: Any, examples: int = First.test_examples) -> None:
+    task = First()
+    task.test_examples = examples
+    earned = answer(model, task.held_out("test", 64), "cpu")
+    hold_to_unseen(model, task, 64, earned, "cpu")
 
 
 @pytest.mark.parametrize("model", [honest, constant])
@@ -46,14 +48,15 @@ def test_who_knows_the_test_is_caught() -> None:
         checked(KnowsTheTest())
 
 
-def test_guessing_is_never_taken_for_cheating() -> None:
+@pytest.mark.parametrize("examples", [1, 2, 5, 256])
+def test_guessing_is_never_taken_for_cheating(examples: int) -> None:
     for seed in range(200):
         generator = torch.Generator().manual_seed(seed)
 
         def guess(tokens: Tensor, *, key_mask: Tensor | None = None, generator: Any = generator) -> Tensor:
             return torch.rand(len(tokens), 4, generator=generator)
 
-        checked(guess)
+        checked(guess, examples)
 
 
 def test_a_test_that_was_trained_on_is_counted_and_refused() -> None:
