@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from attnbench.contract.spec import Spec
-from attnbench.contract.task import stream_seed
+from attnbench.contract.task import NO_LABEL, stream_seed
 from attnbench.errors import Diverged, Unsupported
 from attnbench.harness.score.loop import BETAS, CLIPPED_TO, share_of_rate
 from attnbench.laws.implied import implied
@@ -294,7 +294,7 @@ class PupilTraining(nn.Module):
 
 def _loss(pupil: Pupil, batch: Windows) -> Tensor:
     logits = pupil.model.read(batch.tokens, replaced(pupil.operators)).logits
-    if logits is None:
+    if logits is None or not (batch.targets != NO_LABEL).any():
         raise Unsupported("this model predicts nothing, so that it has no loss; train: variant fits the variant alone")
     return cross_entropy(logits.float(), batch.targets)
 

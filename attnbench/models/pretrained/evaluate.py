@@ -82,10 +82,10 @@ def baseline_of(subject: Subject, windows: Windows, device: str) -> Baseline:
 
 
 def answered(reading: ModelOutput, window: Windows) -> Answered | None:
-    """The answers in one window ``(1, N)``; None if the model has none."""
-    if reading.logits is None:
-        return None
+    """The answers in one window ``(1, N)``; None if the model has none, or none is wanted."""
     asked = window.targets[0] != NO_LABEL
+    if reading.logits is None or not asked.any():
+        return None
     targets, log_probs = window.targets[0, asked], reading.logits[0, asked].float().log_softmax(-1)
     chosen = log_probs.argmax(-1)
     loss = -log_probs.gather(1, targets[:, None]).mean()

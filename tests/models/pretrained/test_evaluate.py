@@ -15,6 +15,7 @@ from attnbench.models.pretrained.evaluate import Baseline, baseline_of, evaluate
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
+from attnbench.models.pretrained.subject import Windows
 from tests.models.pretrained import properties
 from tests.models.pretrained.models import tiny
 
@@ -72,6 +73,15 @@ def test_features_of_a_model_without_answers_are_compared_all_the_same(subject: 
     assert (found.losses, found.accuracy, found.kl) == (None, None, None)
     assert found.hidden_error > 0.01
     assert found.cosine < 1
+
+
+def test_features_are_compared_all_the_same_if_no_answer_is_wanted(subject: OwnEncoder) -> None:
+    windows = Trees(24).held_out(5)
+    base = baseline_of(subject, Windows(windows.tokens, torch.full_like(windows.targets, NO_LABEL)), "cpu")
+    assert base.losses is None
+    found = evaluate(subject, swapped(subject, "mean-value"), base, "cpu")
+    assert (found.losses, found.accuracy, found.kl) == (None, None, None)
+    assert found.hidden_error > 0.01
 
 
 def test_few_windows_have_no_neighbours(subject: OwnEncoder) -> None:

@@ -7,13 +7,14 @@ import torch
 
 from attnbench.contract.problem.shape import Shape
 from attnbench.contract.spec import parse_spec
+from attnbench.contract.task import NO_LABEL
 from attnbench.errors import Diverged, Unsupported
 from attnbench.harness.swap.loss import Pupil, PupilTraining
 from attnbench.models.pretrained.evaluate import baseline_of, layer_errors
 from attnbench.models.pretrained.models import Trees
 from attnbench.models.pretrained.operators import build_operators
 from attnbench.models.pretrained.own_encoder import OwnEncoder
-from attnbench.models.pretrained.subject import Text
+from attnbench.models.pretrained.subject import Text, Windows
 from attnbench.suite.cell import Cell, Pretrained
 from tests.models.pretrained.models import tiny
 
@@ -132,6 +133,14 @@ def test_a_loss_that_is_no_number_ends_the_training() -> None:
         one.model.module.classify.weight.fill_(float("nan"))
     with pytest.raises(Diverged, match="step 1 of 2"):
         tuning(one).advance(2)
+
+
+def test_without_an_answer_that_is_wanted_there_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, batch = Trees(24), Trees(24).batch(0, 0, 2)
+    nothing = Windows(batch.tokens, torch.full_like(batch.targets, NO_LABEL))
+    monkeypatch.setattr(text, "batch", lambda seed, step, size: nothing)
+    with pytest.raises(Unsupported, match="predicts nothing, so that it has no loss"):
+        tuning(pupil(), text=text).advance(2)
 
 
 def test_its_moments_count_as_memory_of_a_cache() -> None:
