@@ -76,6 +76,18 @@ class Split(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class Weighted(nn.Module):
+    def __init__(self, dim, first=True, only=0):
+        super().__init__()
+        self.qk, self.v, self.first, self.only = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim), first, only
+
+    def forward(self, x):
+        assert self.only in (0, x.shape[1])
+        q, k = self.qk(x).chunk(2, -1)
+        weights = (q @ k.mT).softmax(-1)
+        return {"a": weights, "b": weights @ self.v(x)} if self.first else (weights @ self.v(x), weights)
+
+
 class Insists(nn.Module):
     def __init__(self, steps, *, names=()):
         super().__init__()
@@ -135,6 +147,20 @@ def test_what_may_be_the_size_of_a_block_or_a_window_is_left_alone(file: str) ->
     shape = Shape(heads=2, head_dim=8, seq_len=20)
     assert build("Blocks", shape).inner.said == [4, 3, 2, 8, 5]
     assert build("Blocks:block_size=6", shape).inner.said == [6, 3, 2, 8, 5]
+
+
+def test_weights_of_the_shape_of_x_are_not_its_output(file: str) -> None:
+    load(f"{file}:Weighted")
+    shape, x = Shape(heads=2, head_dim=8, seq_len=16), torch.randn(2, 16, 16)
+    first, last = build("Weighted", shape), build("Weighted:first=false", shape)
+    assert torch.equal(first(x), first.inner(x)["b"])
+    assert torch.equal(last(x), last.inner(x)[0])
+    assert torch.equal(first(x), last(x))
+    alone = r"2 outputs of the shape of x, \(2, 16, 16\), .*; return the output alone, or choose a length"
+    with pytest.raises(Unsupported, match=alone):
+        build("Weighted:only=16", shape)(x)
+    longer = torch.randn(2, 20, 16)
+    assert build("Weighted:only=20", replace(shape, seq_len=20))(longer).shape == longer.shape
 
 
 def test_what_has_no_signature_may_be_called_with_anything(tmp_path: Path) -> None:

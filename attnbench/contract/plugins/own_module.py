@@ -66,6 +66,7 @@ def register_module(text: str) -> None:
             except UsageError as problem:
                 raise Unsupported(str(problem)) from problem
             self.tokens_first = False
+            self.place: int | None = None
             self.kept = any(x.is_floating_point() and x.dtype != torch.float32 for x in self.inner.parameters())
             with unset_fake_temporarily(), as_written():  # whether its shapes depend on data is for others to find
                 self._try(source.make(given).eval(), shape)  # another one: a first call may leave something behind
@@ -76,8 +77,8 @@ def register_module(text: str) -> None:
 
         @torch.no_grad()
         def _try(self, other: nn.Module, shape: Shape) -> None:
-            """Learn which axis of x is its batch: one in which neither of two examples changes the other. Raises
-            Unsupported."""
+            """Learn which axis of x is its batch, one in which neither of two examples changes the other, and which of
+            the returned tensors is the output, at a length that is not the width. Raises Unsupported."""
             draws, wide, refused = torch.Generator().manual_seed(0), widths(other), Exception()
             for self.dtype, n in product(_DTYPES, dict.fromkeys((min(shape.N, _SMALL), shape.N))):
                 x, y = (torch.randn(2, n, shape.C, generator=draws).to(self.dtype) for _ in range(2))
@@ -88,6 +89,10 @@ def register_module(text: str) -> None:
                     continue
                 with suppress(Exception):  # likewise
                     self.tokens_first = not _apart(other, x, y) and _apart(lambda x: _turned(other, x), x, y)
+                for m in (n,) if n != shape.C else (n // 2, n - 1):  # where weights (m, m) have another shape
+                    with suppress(Exception):  # likewise
+                        out = self._returned(other, x[:1, :m])
+                        self.place = next(i for i, one in enumerate(out) if one.shape == (1, m, shape.C))
                 return
             if wide and shape.C not in wide:
                 have = f"{shape.H} heads of {shape.D} have {shape.C}"
@@ -112,16 +117,22 @@ def register_module(text: str) -> None:
 
         def _whole(self, x: Tensor) -> Tensor:
             try:
-                out = _turned(self.inner, x) if self.tokens_first else self.inner(x)
+                out = self._returned(self.inner, x)
             except Exception as error:  # somebody else's code
                 if self.dtype in (torch.float32, x.dtype):
                     raise
                 takes, given = (str(one).removeprefix("torch.") for one in (self.dtype, x.dtype))
                 raise Unsupported(f"in {given} it raises {said(error)}; it takes {takes}: --dtype {takes}") from error
-            found = next((one for one in tensors(out) if one.shape == x.shape), None)
-            if found is None:
+            fitting = [i for i, one in enumerate(out) if one.shape == x.shape]
+            if not fitting:
                 raise Unsupported(f"it gives no output of the shape of x, {tuple(x.shape)}")
-            return found
+            if len(fitting) > 1 and self.place is None and x.shape[1] == x.shape[2]:
+                several = f"it gives {len(fitting)} outputs of the shape of x, {tuple(x.shape)}, such as weights"
+                raise Unsupported(f"{several}; return the output alone, or choose a length that is not the width")
+            return out[self.place if self.place in fitting else fitting[0]]
+
+        def _returned(self, module: nn.Module, x: Tensor) -> list[Tensor]:
+            return _turned(module, x) if self.tokens_first else list(tensors(module(x)))
 
     facts: dict[str, Any] = {"__module__": module_name(Path(source.file)), "__qualname__": source.name}
     facts |= {"__doc__": f"{source.name} of {source.file}, as it is.", "source": source}
