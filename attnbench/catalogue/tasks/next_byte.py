@@ -6,7 +6,7 @@ trained on and tested on would be remembered, so each is kept once, where it sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -37,12 +37,13 @@ class NextByte(Stored):
 
     Windows of n bytes, one after the other. The label at each place is the byte after it, so that test_loss / ln 2 is
     in bits per byte. The last tenth of the text is to test on, the tenth before it for validation. Of paragraphs that
-    differ at most in white space only the first is kept, so that none is in two of these parts.
+    differ at most in white space only the first is kept, so that none is in two of these parts. Short windows repeat by
+    chance: those that are trained on are left out of validation and test.
     The text is another in other versions of Python; data_digest tells them apart. Guessing gives the share of blanks.
 
     Raises:
-        Unsupported: attention is not causal and so sees the answer, the file is missing, the text is too short for one
-            window of each part, or it is cross-attention.
+        Unsupported: attention is not causal and so sees the answer, the file is missing, the text has no window of its
+            own for each part, or it is cross-attention.
     """
 
     def __init__(
@@ -66,6 +67,10 @@ class NextByte(Stored):
         for part in parts:
             if not len(part):
                 raise Unsupported(f"next-byte: the text is too short for windows of {self._n} bytes; lower seq_len")
+        for part in parts[1:]:
+            part.leave_out(parts[0])
+            if not len(part):
+                raise Unsupported(f"next-byte: the text repeats all windows of {self._n} bytes; raise seq_len")
         return parts
 
     def files(self) -> list[Path]:
@@ -83,14 +88,22 @@ class ByteWindows:
     """A text in windows of n bytes, each with the byte after each; the rest at the end is dropped."""
 
     def __init__(self, text: bytes, n: int) -> None:
-        self._bytes, self._n = np.frombuffer(text, dtype=np.uint8), n
+        self._text, self._n, self._starts = text, n, np.arange(0, len(text) - n, n)
 
     def __len__(self) -> int:
-        return max(0, len(self._bytes) - 1) // self._n
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self._text[at : at + self._n] for at in self._starts)
+
+    def leave_out(self, others: ByteWindows) -> None:
+        repeated = set(self).intersection(others)
+        self._starts = self._starts[[one not in repeated for one in self]]
 
     def take(self, rows: Tensor) -> Examples:
-        at = rows.numpy()[:, None] * self._n + np.arange(self._n)
-        tokens, labels = (torch.from_numpy(self._bytes[places].astype(np.int64)) for places in (at, at + 1))
+        at = self._starts[rows.numpy()][:, None] + np.arange(self._n)
+        whole = np.frombuffer(self._text, dtype=np.uint8)
+        tokens, labels = (torch.from_numpy(whole[places].astype(np.int64)) for places in (at, at + 1))
         return Examples(tokens, labels)
 
 

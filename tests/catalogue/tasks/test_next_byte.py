@@ -51,6 +51,15 @@ def test_nothing_of_the_test_is_trained_on_though_the_text_repeats_itself() -> N
     assert train | validation | test == set(every)
 
 
+@pytest.mark.parametrize("n", [4, 8, 32])
+def test_short_windows_that_are_trained_on_are_in_no_test(n: int) -> None:
+    train, *held_out = NextByte(Shape(seq_len=n, causal=True)).read()
+    trained, *others = (
+        {tuple(row) for row in part.take(torch.arange(len(part))).tokens.tolist()} for part in (train, *held_out)
+    )
+    assert not any(trained & one for one in others)
+
+
 def test_the_parts_are_eight_one_and_one_tenths() -> None:
     sizes = [len(part) for part in divided(help_of_python().encode())]
     assert [round(10 * size / sum(sizes)) for size in sizes] == [8, 1, 1]
@@ -102,3 +111,10 @@ def test_an_epoch_sees_every_window_once() -> None:
     seen = {str(row) for step in range(task.train_examples) for row in task.batch(0, step, 1).tokens.tolist()}
     assert len(seen) == task.train_examples
     assert torch.equal(task.batch(0, 0, 2).tokens[:1], task.batch(0, 0, 1).tokens)
+
+
+def test_a_text_that_repeats_all_of_its_windows_has_no_test(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_bytes(b"\n\n".join(b"a" * (100 + number) for number in range(200)))
+    with pytest.raises(Unsupported, match="repeats all windows of 1 bytes; raise seq_len"):
+        NextByte(Shape(seq_len=1, causal=True), file=str(file)).read()
