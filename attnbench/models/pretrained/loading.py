@@ -203,6 +203,16 @@ def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
     return transformers.AutoModelForMaskedLM if kind.endswith("ForMaskedLM") else transformers.AutoModel
 
 
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether a model of this configuration, with any head or none, sees earlier tokens alone. Raises UsageError: the
+    library is missing or too old."""
+    _quiet()
+    auto, kind = import_module("transformers.models.auto.modeling_auto"), config.get("model_type")
+    if kind in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES or kind not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return bool(config.get("is_decoder"))
+    return not config.get("use_bidirectional_attention")
+
+
 def _around(subject: LanguageModel, tokenizer: Any) -> Around:
     if subject.causal:
         return Around("next" if subject.predicts else "none")

@@ -19,7 +19,7 @@ from attnbench.files import expanded
 from attnbench.models.pretrained.bridge import MISSING
 from attnbench.models.pretrained.listops.captured import HEADS
 from attnbench.models.pretrained.listops.small_encoder import HEAD_DIM, LONGEST
-from attnbench.models.pretrained.loading import located
+from attnbench.models.pretrained.loading import is_causal, located
 from attnbench.models.pretrained.own_encoder import NAME
 from attnbench.suite.messages import Place
 from attnbench.suite.schema import Suite
@@ -29,7 +29,6 @@ _SIZES = ("heads", "kv_heads", "head_dim", "causal")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _WIDTH = ("hidden_size", "n_embd", "d_model", "dim")
 _LONGEST = ("max_position_embeddings", "n_positions", "max_source_positions")
-_OF_A_DECODER = ("ForCausalLM", "LMHeadModel")
 _MOST_OF_A_LIST = 1000
 """A longer list in a GGUF file holds the tokens, and the sizes of the model stand in front of them."""
 
@@ -124,8 +123,7 @@ def _of_config(file: Path) -> Sizes | None:
     head_dim = config.get("head_dim") or (width // heads if heads and width else None)
     if not heads or not head_dim:
         return None
-    kind = (whole.get("architectures") or [""])[0]
-    causal = kind.endswith(_OF_A_DECODER) and not whole.get("is_encoder_decoder", False)
+    causal = not whole.get("is_encoder_decoder", False) and is_causal(config)
     return Sizes(heads, config.get("num_key_value_heads") or heads, head_dim, causal, _first(config, _LONGEST))
 
 

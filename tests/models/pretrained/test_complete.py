@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_made_without_its_weights_is_one_line(config: dic
         bare_model(str(tmp_path))[1]()
 
 
-@pytest.mark.parametrize("held", ['{"architectures": [1], "num_attention_heads": 2, "head_dim": 8}', "[" * 100_000])
+@pytest.mark.parametrize("held", ['{"model_type": [1], "num_attention_heads": 2, "head_dim": 8}', "[" * 100_000])
 def test_a_configuration_that_states_no_sizes_is_one_line(held: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(held)
     with pytest.raises(UsageError, match="does not state its heads and their width"):

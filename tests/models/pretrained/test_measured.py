@@ -209,13 +209,15 @@ def test_a_gguf_file_is_read_as_far_as_its_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("family", ["Llama", "GPT-2", "OPT", "BERT", "DistilBERT", "ModernBERT"])
-def test_a_configuration_states_what_the_model_turns_out_to_have(family: str, tmp_path: Path) -> None:
+def test_a_configuration_states_what_the_model_turns_out_to_have(family: str, bare: bool, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra models: make .venv/installed-models")
     from attnbench.models.pretrained.language_model import LanguageModel
     from tests.models.pretrained import families
 
     model = families.make(families.FAMILIES[family])
+    model = model.base_model if bare else model
     model.save_pretrained(tmp_path)
     (layer,) = {replace(one, kept="", kind="") for one in LanguageModel(family, model, 16).layers}
     found = sizes_of(str(tmp_path))
