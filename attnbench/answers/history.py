@@ -201,9 +201,12 @@ class History:
 def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     """Follow the cells through the runs, with the options of ``attnbench history``; those that lack are not given.
 
-    Raises UsageError if nothing is chosen or no two runs have a cell in common, ResultsError if no run can be read.
+    Raises UsageError if nothing is chosen, a name chooses nothing, no two runs have a cell in common, or an option is
+    of times and they are not followed; ResultsError if no run can be read.
     """
     metric: Metric = given["metric"]
+    if metric != "time" and (given.get("relative_to") or given.get("as_measured")):
+        raise UsageError(f"--on {metric}: --relative-to and --as-measured are for times; leave them out")
     runs, out = read_history(paths)
     how, unit = "", "s"
     if metric == "time":
@@ -214,11 +217,14 @@ def history(paths: Sequence[Path], given: Mapping[str, Any]) -> History:
     limits = Tolerance() if above is None else Tolerance(**{metric: above})
     lines, between = follow(runs, metric, limits, lambda row: _chosen(row, given))
     several = [line for line in lines if len(line.points) > 1]
-    if not several:
+    known = {name for run in runs for row in run.rows.values() for name in (row.variant, row.label)}
+    unknown = [name for name in given.get("variants") or () if name not in known]
+    if unknown or not several:
         without = "".join(f"; {name} is left out: {reason}" for name, reason in list(out.items())[:3])
         if len(runs) == 1:
             raise UsageError(f"no other run may be compared with {runs[0].name}, the newest; name others{without}")
         why = f"no two of {len(runs)} runs have a cell in common" if lines else "no cell is chosen"
+        why = f"-v {unknown[0]!r}: no cell is chosen" if unknown else why
         raise UsageError(f"{why}; a cell is called {phrases.address(next(iter(runs[-1].rows.values())))}{without}")
     return History(metric, unit, how, runs, out, several, between)
 

@@ -212,7 +212,10 @@ def test_times_over_another_variant_are_of_one_run_each(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"variants": ("nobody",)}, "no cell is chosen; a cell is called"),
+        ({"variants": ("softmax", "nobody")}, "-v 'nobody': no cell is chosen; a cell is called"),
         ({"select": "n999"}, "no cell is chosen; a cell is called"),
+        ({"metric": "memory", "relative_to": "nobody"}, "--on memory: --relative-to and --as-measured are for times"),
+        ({"metric": "error", "as_measured": True}, "--on error: --relative-to and --as-measured are for times"),
         ({"relative_to": "nobody"}, "relative-to 'nobody': .* has no time of this variant"),
     ],
 )

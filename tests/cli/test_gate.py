@@ -111,12 +111,13 @@ BAD = [
     (
         "gate same --against old --on memory --relative-to softmax",
         Exit.USAGE,
-        "--on memory: --other-machine ratios and",
+        "--on memory: --other-machine ratios, --relative-to and",
     ),
+    ("gate same --against old --on error --as-measured", Exit.USAGE, "--on error: --other-machine"),
     (
         "gate elsewhere --against old --other-machine ratios --on error,status",
         Exit.USAGE,
-        "--on error,status: --other-machine ratios and --relative-to judge times; add time",
+        "--on error,status: --other-machine ratios, --relative-to and --as-measured judge times; add time",
     ),
     ("gate same --against old --relative-to gla", Exit.USAGE, "--relative-to 'gla': no variant of this name was timed"),
     ("gate same --against old -k gla", Exit.USAGE, "-k 'gla': no cell matches; a cell is called w/softmax/n1024"),

@@ -129,8 +129,9 @@ def decide(new: MeasuredRun, olds: Sequence[MeasuredRun], question: GateQuestion
     measures, unit = question.measures, "s"
     beside = is_beside(new, olds)
     elsewhere = not beside and _other_machines(new, olds, question)
-    if (elsewhere or question.relative_to) and "time" not in measures:
-        raise UsageError(f"--on {','.join(measures)}: --other-machine ratios and --relative-to judge times; add time")
+    if (elsewhere or question.relative_to or question.as_measured) and "time" not in measures:
+        of_times = "--other-machine ratios, --relative-to and --as-measured"
+        raise UsageError(f"--on {','.join(measures)}: {of_times} judge times; add time")
     runs, paces = [new, *olds], list[float]()
     if "time" in measures:
         paced = None if question.as_measured or beside else at_one_speed(runs, alike=not elsewhere)
