@@ -195,6 +195,7 @@ def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
 ) -> None:
     """Chance made two cells slower, and new rounds show that they are not."""
     shutil.copytree("slower", "twice")
+    shutil.copytree("slower", "once")
     assert main(["gate", "slower", "--against", "old", "--confirm", "3"]) == Exit.OK
     assert asked == [("slower", 2, 3)]
     said = capsys.readouterr()
@@ -205,6 +206,8 @@ def test_what_is_slower_is_measured_again_before_the_gate_is_closed(
     assert "seemed slower, and with 3 more rounds is beyond doubt" in capsys.readouterr().out
     assert main(["gate", "same", "--against", "old", "--confirm", "3"]) == Exit.OK
     assert len(asked) == 2
+    main(["gate", "once", "--against", "old", "--confirm", "1"])
+    assert "seemed slower, and with 1 more round is " in capsys.readouterr().out
 
 
 def test_all_rounds_decide_on_what_the_first_ones_leave_open(

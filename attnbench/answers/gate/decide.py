@@ -24,6 +24,7 @@ from attnbench.results.manifest import BESIDE, RUN_ID
 from attnbench.results.measurements import MeasuredRun, Visits, differing_facts, load, refuse_copies
 from attnbench.results.record import Record
 from attnbench.suite.select import matches
+from attnbench.text import quantity
 
 if TYPE_CHECKING:
     from attnbench.harness.runner import Watcher
@@ -334,6 +335,6 @@ def _of_both(first: Ruling | None, one: Ruling, second: Decision) -> Ruling:
     if not new:
         return one
     is_slower = one.is_worse and geometric_mean(new) / one.old / (second.drift or 1.0) > second.question.limits.time
-    said = f"seemed slower, and with {len(new)} more rounds is {'' if is_slower else 'not '}beyond doubt"
+    said = f"seemed slower, and with {quantity(len(new), 'more round')} is {'' if is_slower else 'not '}beyond doubt"
     told = replace(one, note="; ".join(filter(None, [said, one.note])))
     return replace(told, verdict="unsure", at_risk=True) if one.is_worse and not is_slower else told
