@@ -48,7 +48,8 @@ def capture(
     With --gates the layers are those with a gated delta rule, Kimi's or the state space of Mamba-2, counted from 0, and
     the file has what their kernel gets: q, k, v, log2_decay and beta, for gated-delta, kda or ssd at level operator.
     """
-    refuse_files(out)
+    of_model = (Path(model) / name for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    refuse_files(out, inputs=(text, model, *of_model))
 
     from attnbench.harness.outside.capture import TakeCapture, take_capture
     from attnbench.harness.swap.swap_question import parse_layers

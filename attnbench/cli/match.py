@@ -58,7 +58,7 @@ def match(
     one variant it says how large the knob must be. The exit code is 1 if nothing could be measured.
     """
     budget, given = asked_in(given, options.typed_of(ctx), reads=run is not None)
-    refuse_files(csv, plot=plot)
+    refuse_files(csv, plot=plot, inputs=(run,))
     if run is not None:
         from attnbench.results.read import read_results
 

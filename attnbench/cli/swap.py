@@ -56,7 +56,7 @@ def swap(
     given = completed(options.SwapOptions, given)
     if not variant:
         raise UsageError("swap needs --variant; for example: attnbench swap listops --variant performer")
-    refuse_files(csv, plot=plot)
+    refuse_files(csv, plot=plot, inputs=(given["text"], model))
 
     from attnbench.harness.swap.request import SwapRequest, refuse_inexact, variants_of
 

@@ -35,6 +35,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "figure may replace a.txt; choose another",
         ),
         ("match --from old --error 0.5 --plot kept.svg", Exit.USAGE, "notes of the figure may replace kept.txt"),
+        (
+            "capture listops --text kept.txt --out ./kept.txt",
+            Exit.USAGE,
+            "kept.txt is read by this command",
+        ),
+        ("capture kept --out kept/config.json", Exit.USAGE, "kept/config.json is read by this command"),
+        ("swap listops -v linear --text kept.txt --csv kept.txt", Exit.USAGE, "kept.txt is read by this command"),
+        ("match --from kept.txt --error 0.5 --csv kept.txt", Exit.USAGE, "kept.txt is read by this command"),
         ("show local --picture kept.png", Exit.USAGE, "--picture kept.png: notes of the figure may replace kept.txt"),
     ],
 )
@@ -42,6 +50,8 @@ def test_an_output_that_would_be_lost_is_refused_before_anything_is_done(
     words: str, code: Exit, why: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs / "kept.txt").write_text("as it was")
+    (runs / "kept").mkdir()
+    (runs / "kept" / "config.json").write_text("as it was")
     before = files(runs)
     assert main(words.split()) == code
     said = capsys.readouterr()

@@ -13,24 +13,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def refuse_files(*files: Path | None, plot: Path | None = None, option: str = "--plot") -> None:
+def refuse_files(
+    *files: Path | None, plot: Path | None = None, option: str = "--plot", inputs: Sequence[str | Path | None] = ()
+) -> None:
     """Check before measuring that files can be written.
 
-    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn, a file is named twice, or the notes of
-    a new ``plot`` would replace another file; CannotCreate without a folder to write in, or if the file is a run's own,
-    a folder or a link.
+    Raises UsageError if ``plot`` (of ``option``) is of a kind that is not drawn, a file is named twice or is one of the
+    ``inputs``, or the notes of a new ``plot`` would replace another file; CannotCreate without a folder to write in, or
+    if the file is a run's own, a folder or a link.
     """
     from attnbench.files import refuse_output
 
     if plot is not None and plot.suffix not in (".svg", ".png", ".pdf"):
         raise UsageError(f"{option} {plot}: the name must end in .svg, .png or .pdf")
-    written = set[Path]()
+    written, read = set[Path](), {Path(one).resolve() for one in inputs if one is not None}
     for path in filter(None, (*files, plot)):
         if not path.parent.is_dir():
             raise CannotCreate(f"cannot write {path}: there is no folder {path.parent}")
         refuse_output(path)
         if path.absolute() in written and (path.is_file() or not path.exists()):  # a pipe or terminal takes several
             raise UsageError(f"{path} is named for two outputs, and the second would replace the first; name another")
+        if path.is_file() and path.resolve() in read:
+            raise UsageError(f"{path} is read by this command, which would replace it; name another output")
         written.add(path.absolute())
     if plot is not None:
         notes = plot.with_suffix(".txt")
