@@ -501,8 +501,11 @@ def test_a_peak_that_another_part_of_the_call_takes_over_is_no_square() -> None:
     assert CostGrowth((*lengths, 2048), (10, 20, 40, 200)).power is None
     assert CostGrowth((*lengths, 2048), (20, 70, 300, 1200)).power == 2
     assert CostGrowth((*lengths, 2048), (1, 8, 64, 512)).power == 3
+    assert CostGrowth(lengths, (7_000, 14_100, 28_600)).power == 2
+    assert CostGrowth(lengths, (7_000, 14_100, 28_600), peak=True).power is None  # no fourth length agrees
     one = hard("Peak", "costs")
     assert one.memory is not None
+    assert one.memory.peak
     assert one.memory.power == 1
     last = replace(one, memory=CostGrowth(lengths, (700, 700, 1400)))
     assert conclusion(last).startswith("how its cost grows is not fully known: memory: faster from one length to the")

@@ -133,6 +133,8 @@ class CostGrowth:
 
     lengths: tuple[int, ...]
     values: tuple[int, ...]
+    peak: bool = False
+    """True for a peak, the largest of several parts of a call."""
 
     def _square(self, end: int) -> float:
         few, more, most = (self.values[end - back] for back in (2, 1, 0))
@@ -147,8 +149,7 @@ class CostGrowth:
     def power(self) -> float | None:
         """1 or 2, the part that decides for long sequences; between them if c shrinks, as that of n·log n does.
 
-        None if c grows: a peak is the largest of several parts of a call, of which another one has just begun to
-        decide.
+        None if c grows, or if a peak has no fourth length: another part of a call may just have begun to decide.
         """
         if self.square_share <= SMALL_SHARE:
             return 1
@@ -159,6 +160,8 @@ class CostGrowth:
             if expected > 0 and square < 0.75 * expected:
                 return 1 if local < 1.05 else local
             grows = square > 1.5 * expected
+        elif self.peak:
+            return None
         else:
             grows = most - more > 4.5 * (more - few)
         if grows and (local < 1.9 or before < local - 0.3):
@@ -519,7 +522,8 @@ def _series(
     if len(values) < 3:
         raise Unsupported(f"{three}, up to n = {LONGEST:,}")
     series = dict(zip(names, zip(*values, strict=True), strict=True))
-    return {name: {"lengths": lengths, "values": list(x)} for name, x in series.items() if x[-1]}
+    given = {name: list(x) for name, x in series.items() if x[-1]}
+    return {name: {"lengths": lengths, "values": x, "peak": "memory" in name} for name, x in given.items()}
 
 
 def _costs(subject: ProbedModule) -> dict[str, Any]:
