@@ -121,7 +121,9 @@ def among(frame: pd.DataFrame, variants: Sequence[str], budget: Budget, given: o
     """The answer among the rows of finished runs; ResultsError if they lack the budget's measure."""
     from attnbench.answers.match.from_run import match_run, match_scores
     from attnbench.answers.match.match import one_length
+    from attnbench.results.frame.settings import check_columns
 
+    check_columns(frame)
     n = None if given["n"] is None else one_length(given["n"])
     if budget.target == "score":
         return match_scores(frame, variants, budget, n=n, task=given["task"], pass_=given["pass_"] or "training")

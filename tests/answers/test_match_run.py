@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import attnbench
 from attnbench.answers.match.budget import Budget
 from attnbench.answers.match.from_run import match_run
 from attnbench.contract.problem.shape import Shape
@@ -215,3 +216,10 @@ def test_rows_of_a_version_that_lacked_an_option_are_found_by_their_label_and_to
     assert (fixed.tries[0].error, fixed.before, exact.before) == (4 / 64, "no beta, no gamma", "")
     assert found.sentences()[0].endswith("; in the run: no beta, no gamma")
     assert [one.before for one in match_run(run, ["performer"], Budget("error", 0.02)).found] == [""]
+
+
+@pytest.mark.parametrize("budget", ["error", "score"])
+def test_a_frame_that_is_no_table_of_results_is_refused(budget: str) -> None:
+    given: Any = {budget: 0.5}
+    with pytest.raises(ResultsError, match="not a results table"):
+        attnbench.match(results=pd.DataFrame(), **given)
