@@ -229,6 +229,7 @@ def test_draw_all_refuses_unknown_figures_options_and_values(tmp_path: Path, sma
             {"only": {"dtype": "float32", "causal": True}},
             "causal true among those with dtype float32; there are: false",
         ),
+        ({"only": {"dtyp": "float32"}}, "no column 'dtyp' in the results; did you mean 'dtype'?"),
         ({"style": "drak"}, "unknown style 'drak'; did you mean 'dark'"),
     ):
         with pytest.raises(UsageError) as caught:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.errors import ResultsError, UsageError
+from attnbench.errors import ResultsError, UsageError, did_you_mean
 from attnbench.measure.status import Status
 from attnbench.results.frame.marks import name_text
 from attnbench.results.frame.words import as_typed, difference
@@ -62,9 +62,11 @@ def check_columns(frame: pd.DataFrame) -> None:
 
 
 def restrict(frame: pd.DataFrame, only: Mapping[str, object]) -> pd.DataFrame:
-    """The rows with the values of ``only``; UsageError lists the existing values if none has one."""
+    """The rows with the values of ``only``; UsageError lists the existing values if none has one, or no such column."""
     told: list[str] = []
     for column, value in only.items():
+        if column not in frame:
+            raise UsageError(f"no column {column!r} in the results{did_you_mean(column, frame.columns)}")
         here = frame[column] == value
         if not here.any():
             known = ", ".join(as_typed(one) for one in sorted(frame[column].unique())) or "none"
