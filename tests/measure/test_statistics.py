@@ -400,6 +400,11 @@ def test_older_runs_that_differ_widen_the_interval_of_a_few_cells_by_as_much() -
     assert apart[2] / apart[0] == pytest.approx(1.2, rel=1e-4)
 
 
+def test_visits_that_differ_beyond_measure_have_a_finite_interval() -> None:
+    ((_, low, high),) = ratios_over_visits([Visited([1e-150, 1e150, 1e-150], [[1.0, 1.001, 0.999]])]).ratios
+    assert 0 < low < high < math.inf
+
+
 def test_samples_that_follow_their_neighbours_are_worth_fewer() -> None:
     rng = np.random.default_rng(0)
     independent = rng.normal(1, 0.01, 400)
