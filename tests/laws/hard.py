@@ -453,6 +453,15 @@ class PadsFirst(Attention):
         return self.weighed(self.words(tokens) + self.kinds(torch.zeros_like(tokens)))[1]
 
 
+class Sharp(Attention):
+    """Softmax attention whose logits are large: most weights are below rounding, and none is hidden."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        y: Tensor = (100 * q @ k.mT).softmax(-1) @ v
+        return y
+
+
 class HidesKeys(Attention):
     """Forms all pairs, and hides every third key of a long sequence."""
 

@@ -573,6 +573,10 @@ def test_exact_attention_reads_every_token_in_long_sequences_as_well() -> None:
     (said,) = contradictions(one, "softmax")
     assert said == f"it is said to be softmax; token 0 changes 1 of {one.reads.n if one.reads else 0} outputs"
     assert contradictions(one, "topk") == []
+    sharp = hard("Sharp", "reads", "pairs")
+    assert sharp.reads is not None
+    assert any(e.before + e.after < sharp.reads.n / 2 for e in sharp.reads.exchanged)
+    assert contradictions(sharp, "softmax") == []
     assert contradictions(hard("Window:window=200", "reads"), "local") == []
 
 

@@ -332,8 +332,21 @@ def _exchanged(
         "after": sum(i > j for i in changed) if subject.per_token else 0,
         "first": min(first, j),
         "last": max(last, j),
-        "faint": subject.per_token and bool(far != j and moved[far] < 1e3 * subject.least),
+        "faint": subject.per_token
+        and (bool(far != j and moved[far] < 1e3 * subject.least) or _faintly_read(subject, j, before, changed)),
     }
+
+
+@torch.enable_grad()
+def _faintly_read(subject: ProbedModule, j: int, given: Tensor, changed: list[int]) -> bool:
+    """True if most outputs do not change, and a gradient of these reaches the token all the same: what they read is
+    below rounding, as by a softmax of sharp logits. None reaches what a mask hides."""
+    if 2 * len(changed) >= given.shape[1]:
+        return False
+    out, leaves = subject.fresh().from_vectors(given)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(out)
+    direction[:, [*changed, j]] = 0
+    return any(bool(x.reshape(given.shape[1], -1)[j].any()) for x in gradients_along(out, leaves, direction))
 
 
 def _another(subject: ProbedModule, token: Tensor) -> Tensor:
