@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim import AdamW
 
@@ -148,7 +149,7 @@ def train(
         torch.manual_seed(stream_seed("dropout", stream, seed))
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             course = _restored(state, model, optimizer, device)
-            caller.restore(state["extra"])
+            caller.restore(state.about["extra"])
             meter.go_on(course.energy_j)
         due = {round(steps * (k + 1) / evaluations) for k in range(evaluations)}
         model.train()
@@ -222,34 +223,41 @@ def _now(device: str) -> float:
     return time.process_time() if device == "cpu" else time.perf_counter()
 
 
-FORMAT = 3
+FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Tensors by name, and the rest as plain data."""
+
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, Any]
 
 
 class Checkpoint:
-    """One file, replaced as a whole: a digest of the rest, and tensors and plain data as torch saves them.
+    """One file, replaced as a whole: a digest of the rest, a line of JSON, and tensors as in safetensors.
 
     It belongs to one cell, one torch, one state of the data.
     """
 
     def __init__(self, path: Path, owner: Mapping[str, str], *, keep: bool = False) -> None:
         """``keep``: also of the last step, and for other tests of this training."""
-        self.path, self._owner = path, {**owner, "torch": str(torch.__version__), "format": str(FORMAT)}
+        self.path, self._owner = path, {**owner, "torch": torch.__version__, "format": str(FORMAT)}
         self.keep = keep
         self.trouble = ""
         """Why it could not be written or read, for the row."""
 
-    def save(self, state: Mapping[str, Any]) -> None:
+    def save(self, state: TrainingState) -> None:
         """Write the file. A full disk costs the checkpoint, not the training."""
-        file = BytesIO()
-        torch.save({"owner": self._owner, **state}, file)
-        content = file.getvalue()
+        about = json.dumps({"owner": self._owner, **state.about}).encode()
+        content = about + b"\n" + save({n: t.contiguous() for n, t in state.tensors.items()})
         try:
             self.path.parent.mkdir(exist_ok=True)
             replace_file(self.path, _digest(content) + content)
         except OSError as error:
             self.trouble = f"no checkpoint could be written: {error.strerror}"
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self) -> TrainingState | None:
         """The saved state; None without a file that fits."""
         if not self.path.is_file():
             return None
@@ -258,9 +266,10 @@ class Checkpoint:
             digest, content = content[: len(_digest(b""))], content[len(_digest(b"")) :]
             if digest != _digest(content):
                 raise ValueError("not as it was written")
-            state: dict[str, Any] = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
-            return state if state.pop("owner") == self._owner else None
-        except (OSError, UnpicklingError, ValueError):
+            line, _, tensors = content.partition(b"\n")
+            about = json.loads(line)
+            return TrainingState(load(tensors), about) if about.pop("owner") == self._owner else None
+        except (OSError, SafetensorError, ValueError):
             self.trouble = "its checkpoint was damaged, so it began anew"
             return None
 
@@ -277,26 +286,32 @@ def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> dict[str, Any]:
-    on_gpu = device.startswith("cuda")
-    return {
-        "model": model.state_dict(),
-        "moments": optimizer.state_dict()["state"],
-        "random": torch.get_rng_state(),
-        "random_on_gpu": torch.cuda.get_rng_state(torch.device(device)) if on_gpu else None,
-        "course": asdict(course),
-        "extra": extra,
-    }
-
-
-def _restored(state: dict[str, Any], model: nn.Module, optimizer: AdamW, device: str) -> Course:
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state["moments"]})
-    torch.set_rng_state(state["random"])
+def _state(course: Course, model: nn.Module, optimizer: AdamW, device: str, extra: dict[str, Any]) -> TrainingState:
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for place, moments in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{place}.{name}": tensor for name, tensor in moments.items()}
+    tensors["random.cpu"] = torch.get_rng_state()
     if device.startswith("cuda"):
-        torch.cuda.set_rng_state(state["random_on_gpu"], torch.device(device))
-    course = Course(**state["course"])
-    course.points = [Evaluation(**point) for point in state["course"]["points"]]
+        tensors["random.cuda"] = torch.cuda.get_rng_state(torch.device(device))
+    return TrainingState(tensors, {"course": asdict(course), "extra": extra})
+
+
+def _restored(state: TrainingState, model: nn.Module, optimizer: AdamW, device: str) -> Course:
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
+    for name, tensor in state.tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    model.load_state_dict(parts["model"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in parts["optimizer"].items():
+        place, _, what = name.partition(".")
+        moments.setdefault(int(place), {})[what] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+    torch.set_rng_state(parts["random"]["cpu"])
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(parts["random"]["cuda"], torch.device(device))
+    course = Course(**state.about["course"])
+    course.points = [Evaluation(**point) for point in state.about["course"]["points"]]
     return course
 
 

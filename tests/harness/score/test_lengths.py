@@ -54,7 +54,7 @@ def test_a_model_that_is_made_for_the_test_and_given_the_weights_answers_as_many
     saved = Checkpoint.save
     monkeypatch.setattr(Checkpoint, "save", lambda self, state: kept.append(state) or saved(self, state))
     columns = score(asked, folder=tmp_path, keep=True).columns
-    weights = kept[-1]["model"]
+    weights = {name.removeprefix("model."): one for name, one in kept[-1].tensors.items() if name.startswith("model.")}
     shape = replace(asked.shape, seq_len=length)
     task = make_task(parse_spec(TASK), shape)
     made = Encoder("softmax", shape, asked.model, form=task.form)
