@@ -265,7 +265,7 @@ def load(name: str) -> Sequence[Number]:
         said = str(error).replace("a suite", "a table").replace("name: and sweeps:", "source: and rows:")
         raise Origin(name).error_on(error.line, said) from None
     for one in numbers:
-        place = (one.row, one.device, one.unit, frozenset(one.where.items()))
+        place = (one.row, one.device, one.unit, frozenset(one.where.items()), str(one.model))
         if place in known:
             said = f"{one}, and {known[place]:g} at the same place; remove one, or write [..] in 'at'"
             raise Origin(name).error_on(one.line, said)
