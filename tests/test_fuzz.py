@@ -163,7 +163,7 @@ STRANGE = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sam
 def test_no_text_of_a_table_starts_a_formula_and_every_text_and_number_comes_back(
     tmp_path: Path, text: str, number: float
 ) -> None:
-    row = Record.of(Cell("s", "w", Spec("softmax"), Shape(seq_len=2)), Status.ERROR, time_median_s=number)
+    row = Record.of(Cell("s", "w", Spec("softmax"), Shape(seq_len=2)), Status.ERROR, loss_delta=number)
     row.reason = text.replace("\0", "").replace("\r", " ")
     RunFolder(tmp_path).write_csv([row])
     with (tmp_path / "results.csv").open(newline="", encoding="utf-8") as file:
@@ -171,7 +171,7 @@ def test_no_text_of_a_table_starts_a_formula_and_every_text_and_number_comes_bac
     assert cells["reason"][:1] not in ("=", "+", "-", "@", "\t", "\r") or not cells["reason"]
     frame = read_results(tmp_path / "results.csv")
     assert frame["reason"].tolist() == [printable(row.reason)]
-    assert frame["time_median_s"].tolist() == [number]
+    assert frame["loss_delta"].tolist() == [number]
 
 
 PIECES = st.sampled_from(
