@@ -204,7 +204,7 @@ def _class_for(transformers: Any, config: Any, *, gguf: bool) -> Any:
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this configuration, with any head or none, sees earlier tokens alone. Raises UsageError: the
+    """True if a model of this configuration, with any head or none, sees earlier tokens alone. Raises UsageError: the
     library is missing or too old."""
     _quiet()
     auto, kind = import_module("transformers.models.auto.modeling_auto"), config.get("model_type")
