@@ -301,7 +301,7 @@ def test_what_computes_on_without_python_is_a_thread_as_well(
         thread.start()
     told, deadline = set(), time.monotonic() + 60
     while "left 1 thread behind" not in told and time.monotonic() < deadline:  # on a busy machine it may get no core
-        told.add(Snapshot.take("cpu", of_torch).left_since(before))
+        told.add(Snapshot.take("cpu", of_torch, since=before).left_since(before))
     seen.set()
     for thread in working:
         thread.join()
@@ -320,6 +320,22 @@ def test_what_computes_on_is_told_by_a_kernel_that_counts_for_no_thread(
         monkeypatch.setattr(traces, "process_time", lambda seconds=seconds: next(seconds))
         assert Snapshot.take("cpu", ["2"]).busy == goes_on
     assert not Snapshot.take("cpu", ["1"]).busy
+
+
+def test_a_thread_that_rests_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps some that never compute, for which every visit to a cell waited 10 ms."""
+    seen = threading.Event()
+    resting = threading.Thread(target=seen.wait)
+    resting.start()
+    try:
+        of_torch = threads_of_torch() - {str(resting.native_id)}
+        before = Snapshot.take("cpu", of_torch)
+        assert before.computed > 0
+        monkeypatch.setattr(traces, "sleep", lambda _: pytest.fail("waits"))
+        assert not Snapshot.take("cpu", of_torch, since=before).busy
+    finally:
+        seen.set()
+        resting.join()
 
 
 def test_torchs_own_threads_which_spin_behind_each_call_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,21 +74,27 @@ class Snapshot:
     """Contents of the modules that variants are made of, by name."""
     threads: frozenset[int]
     files: int
+    computed: float
+    """Seconds that other threads than torch's have computed, on a CPU."""
     busy: bool
     """True if another thread computes, one without Python included."""
     modules: int
     resident: int
 
     @classmethod
-    def take(cls, device: str, of_torch: Collection[str] = ()) -> Snapshot:
+    def take(cls, device: str, of_torch: Collection[str] = (), since: Snapshot | None = None) -> Snapshot:
         """The state now, for cells on ``device``. Threads ``of_torch`` compute for its calls alone, and spin a while
-        behind each, which is not waited for."""
+        behind each, which is not waited for. Others are not watched if they have computed nothing ``since``."""
+        known = {*of_torch, str(threading.get_native_id())}
+        computed = 0.0 if device.startswith("cuda") else _seconds_computed(known)
+        idle = computed == 0 or (since is not None and abs(computed - since.computed) < GRACE / 50)
         return cls(
             settings=read_settings(),
             variables={name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_COMPILER)},
             functions=functions(),
             threads=_threads(),
-            busy=not device.startswith("cuda") and _is_busy({*of_torch, str(threading.get_native_id())}),
+            computed=computed,
+            busy=not idle and _is_busy(known),
             files=_open_files(),
             modules=len(sys.modules),
             resident=_resident(device),

@@ -108,7 +108,7 @@ def _serve(requests: TextIO, answers: TextIO, served: Served, of_torch: Collecti
             answer = {"changed": str(error)}
         gc.collect()
         return_freed_memory()
-        now = Snapshot.take(device, of_torch)
+        now = Snapshot.take(device, of_torch, since=before)
         if left := " and ".join(filter(None, (now.left_since(before), canary.slowed()))):
             answer["traces"] = left
         elif kept := now.kept_by_all_since(first):
