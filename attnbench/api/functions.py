@@ -1,4 +1,4 @@
-"""The functions, with the options of their commands; each imports what it needs when it is called."""
+"""The functions of Python, with the options of their commands; each imports heavy libraries when it is called."""
 
 from __future__ import annotations
 
